@@ -1,0 +1,27 @@
+"""What one request asks of the sampler. Used unchanged by gateway, wire, decode and engine."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Validated where the request enters (gateway); defaults are OpenAI's.
+
+    Units: penalties and temperature are dimensionless, `seed` any 64-bit integer.
+    """
+
+    max_tokens: int
+    """Most tokens to generate, at least 1; the gateway resolves the default to what the context leaves."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all."""
+    seed: int | None = None
+    """Same seed, same tokens: noise depends on (seed, position) alone. None: drawn by the gateway."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Up to 4 strings; the text ends before the first that appears."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False

@@ -1,0 +1,156 @@
+"""The messages between a worker and the gateway, on one connection per worker. See `docs/wire.md`.
+
+The worker dials `/cluster` of the gateway and sends `Join`; the gateway answers `Welcome` or `JoinRefused`.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from pdserve.ids import Incarnation, RequestId, WorkerId
+from pdserve.sampling import SamplingParams
+from pdserve.wire.peer import Message
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How full a worker is; sent with each heartbeat."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    """Prompt tokens not computed yet."""
+    num_free_pages: int = 0
+    num_pages: int = 0
+    num_quarantined_pages: int = 0
+
+
+class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    protocol_version: int
+    worker_id: WorkerId
+    incarnation: Incarnation
+    role: Role
+    url: str
+    """Where the worker's own HTTP server is reached by other workers, such as `http://10.0.0.7:8101`."""
+    model_name: str
+    model_fingerprint: str
+    max_model_len: int
+    lease_s: float
+    load: Load
+
+
+class Welcome(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    incarnation: Incarnation
+    """The gateway's."""
+    heartbeat_s: float
+    """How often the worker must send `WorkerHeartbeat`; the gateway sends `GatewayHeartbeat` as often."""
+
+
+class JoinRefused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    message: str
+
+
+class WorkerHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    sender: Incarnation
+    load: Load
+
+
+class GatewayHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    sender: Incarnation
+
+
+class PrefillTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prefill worker that the gateway chose for a request."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    url: str
+
+
+class PrefillPool(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Gateway to decode workers, at each change: who prefills, so that connections are there before they are needed."""
+
+    members: tuple[PrefillTarget, ...]
+
+
+class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Gateway to decode worker: one sequence. The worker owns the request from here on."""
+
+    request_id: RequestId
+    receiver: Incarnation
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    prefill: PrefillTarget | None
+    """None: prefill locally."""
+    timeout_s: float
+    traced: bool = False
+
+
+class Abort(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Gateway to decode worker: the client is gone. No answer is expected; `Generated` may still cross it."""
+
+    request_id: RequestId
+    receiver: Incarnation
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class PrefillPlace(Enum):
+    REMOTE = "remote"
+    LOCAL = "local"
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New tokens of one request."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    text: str
+    """Never ends inside a character; may lag behind the tokens. Excludes a stop string and everything after it."""
+    finish_reason: FinishReason | None = None
+    prefill: PrefillPlace | None = None
+    """With the first delta: where the prompt was prefilled."""
+
+
+class Generated(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Worker to gateway, once a step: what the step produced."""
+
+    sender: Incarnation
+    deltas: tuple[Delta, ...]
+
+
+class FailureKind(Enum):
+    """Why a request ended without an answer; the gateway maps it to an HTTP status."""
+
+    CAPACITY = "capacity"
+    """429."""
+    TIMEOUT = "timeout"
+    """504."""
+    INVALID = "invalid"
+    """400: the worker found the request impossible (for example longer than its KV cache)."""
+    INTERNAL = "internal"
+    """500."""
+    SHUTTING_DOWN = "shutting_down"
+    """503."""
+
+
+class Failed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Worker to gateway: the request ended without an answer, or its answer broke off."""
+
+    sender: Incarnation
+    request_id: RequestId
+    kind: FailureKind
+    message: str
+    retry_after_s: float | None = None
+
+
+WorkerToGateway = Join | WorkerHeartbeat | Generated | Failed
+GatewayToWorker = Welcome | JoinRefused | GatewayHeartbeat | PrefillPool | Generate | Abort
