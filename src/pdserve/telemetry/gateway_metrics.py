@@ -1,0 +1,134 @@
+"""What a gateway counts. Each metric is defined in `docs/metrics.md`."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from pdserve.telemetry.instants import Instant, RequestInstants
+from pdserve.telemetry.intervals import Interval, IntervalHistograms, latency_histogram
+from pdserve.units import ns_to_seconds
+
+GATEWAY_INTERVALS = (
+    Interval(
+        "vllm:time_to_first_token_seconds",
+        Instant.RECEIVED,
+        Instant.FIRST_TOKEN,
+        "Time to the first token of the answer.",
+    ),
+    Interval("vllm:e2e_request_latency_seconds", Instant.RECEIVED, Instant.FINISHED, "Time to the end of the answer."),
+    Interval("pdserve:tokenize_seconds", Instant.RECEIVED, Instant.TOKENIZED, "Time to read, check and tokenize."),
+    Interval("pdserve:dispatch_seconds", Instant.TOKENIZED, Instant.DISPATCHED, "Time to the last dispatch."),
+)
+
+
+class GatewayMetrics:
+    """Lifetime: one a gateway. Threads: the event loop's only."""
+
+    def __init__(self, *, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._model_name = model_name
+        self._intervals = IntervalHistograms(registry, GATEWAY_INTERVALS, model_name=model_name)
+        self._token_gaps = (
+            latency_histogram(
+                registry, "vllm:inter_token_latency_seconds", "Gap between two tokens.", model_name=model_name
+            ),
+            latency_histogram(
+                registry, "vllm:time_per_output_token_seconds", "The same, by its older name.", model_name=model_name
+            ),
+        )
+        self._mean_gap = latency_histogram(
+            registry, "vllm:request_time_per_output_token_seconds", "Mean gap of one request.", model_name=model_name
+        )
+        self._prompt_tokens = self._model_counter("vllm:prompt_tokens_total", "Prompt tokens of finished requests.")
+        self._generation_tokens = self._model_counter("vllm:generation_tokens_total", "Generated tokens.")
+        self._finished = Counter(
+            "vllm:request_success_total",
+            "Requests answered in full.",
+            ("model_name", "finished_reason"),
+            registry=registry,
+        )
+        self._failed = Counter(
+            "pdserve:requests_failed_total", "Requests refused or failed.", ("code",), registry=registry
+        )
+        self._cancelled = Counter("pdserve:requests_cancelled_total", "Requests whose client left.", registry=registry)
+        self._retries = Counter("pdserve:request_retries_total", "Requests sent to another worker.", registry=registry)
+        self._prefills = Counter(
+            "pdserve:prefills_total", "Where prompts were prefilled.", ("place",), registry=registry
+        )
+        self._stale = Counter(
+            "pdserve:stale_messages_total", "Messages of a past connection or request.", ("kind",), registry=registry
+        )
+        self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
+        self._workers = Gauge("pdserve:workers", "Workers with a live lease.", ("role",), registry=registry)
+        per_worker = ("model_name", "worker")
+        self._running = Gauge("vllm:num_requests_running", "Sequences being generated.", per_worker, registry=registry)
+        self._waiting = Gauge("vllm:num_requests_waiting", "Sequences not started yet.", per_worker, registry=registry)
+        self._kv_usage = Gauge(
+            "vllm:kv_cache_usage_perc", "Used share of the pages, 0 to 1.", per_worker, registry=registry
+        )
+        self._quarantined = Gauge("pdserve:quarantined_pages", "Pages in quarantine.", per_worker, registry=registry)
+
+    def observe_finished(
+        self, instants: RequestInstants, *, finish_reason: str, num_prompt_tokens: int, num_tokens: int
+    ) -> None:
+        """A request was answered in full."""
+        self._intervals.observe(instants)
+        generating_s = instants.seconds_between(Instant.FIRST_TOKEN, Instant.LAST_TOKEN)
+        if generating_s is not None and num_tokens > 1:
+            self._mean_gap.observe(generating_s / (num_tokens - 1))
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._finished.labels(model_name=self._model_name, finished_reason=finish_reason).inc()
+
+    def observe_tokens(self, num_tokens: int, *, gap_ns: int | None) -> None:
+        """Tokens of one delta; `gap_ns` is the time since the delta before, None for the first."""
+        self._generation_tokens.inc(num_tokens)
+        if gap_ns is not None and num_tokens:
+            for histogram in self._token_gaps:
+                histogram.observe(ns_to_seconds(gap_ns))
+
+    def observe_failed(self, code: str) -> None:
+        self._failed.labels(code=code).inc()
+
+    def observe_cancelled(self) -> None:
+        self._cancelled.inc()
+
+    def observe_retry(self) -> None:
+        self._retries.inc()
+
+    def observe_prefill(self, place: str) -> None:
+        self._prefills.labels(place=place).inc()
+
+    def observe_stale(self, kind: str) -> None:
+        self._stale.labels(kind=kind).inc()
+
+    def set_pending(self, num_pending: int) -> None:
+        self._pending.set(num_pending)
+
+    def clear_workers(self) -> None:
+        """Forget all workers; call before `set_worker` of each live one."""
+        for gauge in (self._workers, self._running, self._waiting, self._kv_usage, self._quarantined):
+            gauge.clear()
+
+    def set_worker(
+        self,
+        worker_id: str,
+        role: str,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_pages: int,
+        num_free_pages: int,
+        num_quarantined_pages: int,
+    ) -> None:
+        labels = {"model_name": self._model_name, "worker": worker_id}
+        self._workers.labels(role=role).inc()
+        self._running.labels(**labels).set(num_running)
+        self._waiting.labels(**labels).set(num_waiting)
+        self._kv_usage.labels(**labels).set((num_pages - num_free_pages) / num_pages if num_pages else 0.0)
+        self._quarantined.labels(**labels).set(num_quarantined_pages)
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def _model_counter(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, ("model_name",), registry=self.registry).labels(model_name=self._model_name)

@@ -1,0 +1,96 @@
+"""What a worker of any role counts. Each metric is defined in `docs/metrics.md`."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from pdserve.telemetry.instants import Instant, RequestInstants
+from pdserve.telemetry.intervals import Interval, IntervalHistograms
+
+WORKER_INTERVALS = (
+    Interval("pdserve:grant_seconds", Instant.ACCEPTED, Instant.GRANTED, "Time until pages were granted."),
+    Interval("pdserve:handoff_seconds", Instant.GRANTED, Instant.LANDED, "Time from the grant to the landing."),
+    Interval("pdserve:schedule_seconds", Instant.LANDED, Instant.SCHEDULED, "Time a landed request waited for a pass."),
+    Interval("pdserve:prefill_queue_seconds", Instant.ADMITTED, Instant.PREFILL_STARTED, "Time waited for prefill."),
+    Interval("pdserve:prefill_seconds", Instant.PREFILL_STARTED, Instant.PREFILL_ENDED, "Time of all prefill passes."),
+    Interval(
+        "pdserve:handoff_exposed_seconds",
+        Instant.PREFILL_ENDED,
+        Instant.DRAINED,
+        "Time of the transfer that the forward passes did not hide.",
+    ),
+)
+
+
+class WorkerMetrics:
+    """Lifetime: one a worker process. Threads: the event loop's only."""
+
+    def __init__(self, *, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self._intervals = IntervalHistograms(registry, WORKER_INTERVALS, model_name=model_name)
+        self._bytes_pushed = _Total(
+            Counter("pdserve:bytes_pushed_total", "KV bytes written to peers.", registry=registry)
+        )
+        self._writes_failed = _Total(
+            Counter("pdserve:writes_failed_total", "Writes that ended with an error.", registry=registry)
+        )
+        self._stale_immediates = _Total(
+            Counter("pdserve:stale_immediates_total", "Immediates of a closed handoff.", registry=registry)
+        )
+        self._pushes = Gauge("pdserve:pushes_in_flight", "Writes posted and not completed.", registry=registry)
+        self._running = Gauge("pdserve:sequences_running", "Sequences in passes.", registry=registry)
+        self._waiting = Gauge("pdserve:sequences_waiting", "Sequences not started yet.", registry=registry)
+        self._free_pages = Gauge("pdserve:free_pages", "Pages nobody holds.", registry=registry)
+        self._quarantined = Gauge(
+            "pdserve:quarantined_pages", "Pages a lost peer may still write to.", registry=registry
+        )
+        self._stale_messages = Counter(
+            "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("kind",), registry=registry
+        )
+        self._local_prefills = Counter(
+            "pdserve:prefill_local_total", "Prompts a decode worker prefilled itself.", ("reason",), registry=registry
+        )
+        self._handoffs = Counter("pdserve:handoffs_total", "Handoffs ended.", ("outcome",), registry=registry)
+
+    def observe(self, instants: RequestInstants) -> None:
+        """The request has ended in this process; every interval known here is counted."""
+        self._intervals.observe(instants)
+
+    def observe_stale(self, kind: str) -> None:
+        self._stale_messages.labels(kind=kind).inc()
+
+    def observe_local_prefill(self, reason: str) -> None:
+        self._local_prefills.labels(reason=reason).inc()
+
+    def observe_handoff(self, outcome: str) -> None:
+        self._handoffs.labels(outcome=outcome).inc()
+
+    def set_load(self, *, num_running: int, num_waiting: int, num_free_pages: int, num_quarantined_pages: int) -> None:
+        self._running.set(num_running)
+        self._waiting.set(num_waiting)
+        self._free_pages.set(num_free_pages)
+        self._quarantined.set(num_quarantined_pages)
+
+    def set_fabric(
+        self, *, num_bytes_pushed: int, num_writes_failed: int, num_stale_immediates: int, num_in_flight: int
+    ) -> None:
+        """Totals since the fabric was opened, and the writes in flight now."""
+        self._bytes_pushed.set(num_bytes_pushed)
+        self._writes_failed.set(num_writes_failed)
+        self._stale_immediates.set(num_stale_immediates)
+        self._pushes.set(num_in_flight)
+
+    def exposition(self) -> bytes:
+        """Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _Total:
+    """A counter that is told its total, by somebody who counts on his own."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._total = 0
+
+    def set(self, total: int) -> None:
+        self._counter.inc(total - self._total)
+        self._total = total
