@@ -7,15 +7,10 @@ from enum import Enum
 
 import msgspec
 
+from pdserve.config.role import Role
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.sampling import SamplingParams
 from pdserve.wire.peer import Message
-
-
-class Role(Enum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-    BOTH = "both"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

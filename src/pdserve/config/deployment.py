@@ -1,0 +1,52 @@
+"""A deployment on one machine: what `pdserve serve` is asked for, and the workers that come of it."""
+
+from dataclasses import dataclass
+
+from pdserve.config.role import Role
+from pdserve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentRequest:
+    num_prefill: int
+    num_decode: int
+    num_colocated: int
+    available_cpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """One worker of the deployment and the cores it is pinned to."""
+
+    name: str
+    role: Role
+    cpus: tuple[int, ...]
+
+
+def place_workers(request: DeploymentRequest) -> tuple[WorkerPlace, ...]:
+    """Each worker with its own cores, in equal runs; workers share cores only when there are more workers than cores.
+
+    Raises: `ConfigError` when no worker could decode, or a prefill worker would have nobody to prefill for.
+    """
+    counts = (request.num_prefill, request.num_decode, request.num_colocated)
+    if min(counts) < 0:
+        raise ConfigError("--prefill, --decode and --colocated must not be negative")
+    if request.num_decode + request.num_colocated == 0:
+        raise ConfigError("no worker would decode: give --decode 1 or more, or --colocated 1 or more")
+    if request.num_prefill and not request.num_decode:
+        raise ConfigError("prefill workers need a decode worker to write to: give --decode 1 or more")
+    roles = [
+        *((Role.PREFILL, f"prefill-{index}") for index in range(request.num_prefill)),
+        *((Role.DECODE, f"decode-{index}") for index in range(request.num_decode)),
+        *((Role.BOTH, f"colocated-{index}") for index in range(request.num_colocated)),
+    ]
+    return tuple(
+        WorkerPlace(name=name, role=role, cpus=_share(request.available_cpus, index=index, num_shares=len(roles)))
+        for index, (role, name) in enumerate(roles)
+    )
+
+
+def _share(cpus: tuple[int, ...], *, index: int, num_shares: int) -> tuple[int, ...]:
+    if len(cpus) < num_shares:
+        return (cpus[index % len(cpus)],)
+    return cpus[index * len(cpus) // num_shares : (index + 1) * len(cpus) // num_shares]

@@ -1,0 +1,64 @@
+"""One worker: what `pdserve worker` is told."""
+
+from dataclasses import dataclass
+
+from pdserve.config.role import Role
+
+PROVIDERS = ("tcp", "shm", "efa", "verbs")
+"""`tcp` is `tcp;ofi_rxm`. `efa` and `verbs` take the same path and are untested on hardware."""
+
+DEFAULT_PAGE_SLOTS = 16
+"""vLLM's and SGLang's usual page; 24,576 bytes a write on SmolLM2, where tcp moves most of what it can."""
+
+DEFAULT_KV_TOKENS = 16_384
+"""Two full contexts of SmolLM2: 755 MB in float32."""
+
+DEFAULT_CHUNK_TOKENS = 256
+"""A pass of 256 tokens takes about 0.8 s on one core: the longest that a short prompt waits for the pass before it."""
+
+DEFAULT_SATURATION_TOKENS = 64
+"""Above about this many rows a float32 GEMM on one core gains nothing from more (benchmarks, `bench-engine`)."""
+
+DEFAULT_MAX_RUNNING = 64
+DEFAULT_MAX_WAITING = 512
+DEFAULT_AGEING_TOKENS_PER_S = 50.0
+"""A 2,000-token prompt that waited 40 s goes before any newcomer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Resolved: nothing is left to guess. Byte and token figures are of one worker."""
+
+    name: str
+    role: Role
+    join_url: str
+    """The gateway, such as `http://127.0.0.1:8000`."""
+    model_dir: str
+    model_name: str
+    host: str = "127.0.0.1"
+    """Where the worker listens, and the address that others are told."""
+    port: int = 0
+    """0: any free one."""
+    provider: str = "tcp"
+    fabric_host: str = "127.0.0.1"
+    """The address of the interface that the fabric uses."""
+    cpus: tuple[int, ...] = ()
+    """Cores to run on; empty: not pinned."""
+    num_threads: int = 1
+    page_slots: int = DEFAULT_PAGE_SLOTS
+    kv_tokens: int = DEFAULT_KV_TOKENS
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    """The most prompt tokens in one pass."""
+    saturation_tokens: int = DEFAULT_SATURATION_TOKENS
+    """Prompts are packed into one pass up to this; see `pdserve.schedule`."""
+    ageing_tokens_per_s: float = DEFAULT_AGEING_TOKENS_PER_S
+    max_running: int = DEFAULT_MAX_RUNNING
+    max_waiting: int = DEFAULT_MAX_WAITING
+    num_tail_slots: int = 1024
+    heartbeat_s: float = 1.0
+    lease_s: float = 10.0
+    """Silence for so long is death. Ten heartbeats: a pinned core may be busy with a pass for a second."""
+    join_timeout_s: float = 30.0
+    secret: str | None = None
+    capture_kv: bool = False
+    """Keep the KV of the last prompts for `verify-handoff`; costs a copy a request."""

@@ -1,0 +1,101 @@
+"""One request on its decode worker: what was asked, how far it is, and the text that may go out."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from pdserve.ids import HandoffId, RequestId, SequenceId
+from pdserve.text.detokenizer import Detokenizer
+from pdserve.text.stops import StopMatcher
+from pdserve.text.tokenizer import Tokenizer
+from pdserve.units import seconds_to_ns
+from pdserve.wire.cluster import Delta, FinishReason, Generate, PrefillPlace
+
+
+class Phase(Enum):
+    PENDING = "pending"
+    """Waits for pages, or for a place in the schedule."""
+    HANDOFF = "handoff"
+    """A prefill worker computes and pushes; not schedulable (H1)."""
+    SCHEDULED = "scheduled"
+    """The scheduler has its sequence."""
+    ENDED = "ended"
+
+
+class LocalReason(Enum):
+    """Why a prompt is prefilled on the decode worker."""
+
+    ROUTED = "routed"
+    """The gateway chose so: colocated, or a prompt of one token."""
+    NO_PREFILL_WORKER = "no_prefill_worker"
+    """The chosen prefill worker is not connected."""
+    QUARANTINE = "quarantine"
+    REFUSED = "refused"
+    """The prefill worker was too busy."""
+    HANDOFF_FAILED = "handoff_failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestTimes:
+    """Instants on this worker's monotonic clock; None where not reached."""
+
+    received_ns: int
+    granted_ns: int | None = None
+    landed_ns: int | None = None
+    arrivals_ns: tuple[int, ...] = ()
+    """Of each write of the handoff, for a traced request."""
+    scheduled_ns: int | None = None
+    """The request may join a batch."""
+    first_token_ns: int | None = None
+    ended_ns: int | None = None
+
+
+class Request:
+    """The state that outlives a sequence's trips through handoff, schedule and preemption."""
+
+    def __init__(self, generate: Generate, *, sequence_id: SequenceId, tokenizer: Tokenizer, now_ns: int) -> None:
+        self.generate = generate
+        self.sequence_id = sequence_id
+        self.phase = Phase.PENDING
+        self.handoff_id: HandoffId | None = None
+        self.deadline_ns = now_ns + seconds_to_ns(generate.timeout_s)
+        self.local_reason: LocalReason | None = None if generate.prefill is not None else LocalReason.ROUTED
+        self.times = RequestTimes(received_ns=now_ns)
+        self.num_generated = 0
+        self._eos_token_ids = tokenizer.eos_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(generate.sampling.stop)
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.generate.request_id
+
+    def accept(self, token_id: int) -> Delta:
+        """The delta of one sampled token, with the finish reason when it is the last one."""
+        sampling = self.generate.sampling
+        is_first = self.num_generated == 0
+        self.num_generated += 1
+        is_end = token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos)
+        text, reason = "", None
+        if is_end:
+            reason = FinishReason.STOP
+        else:
+            text, found_stop = self._stops.feed(self._detokenizer.add([token_id]))
+            if found_stop:
+                reason = FinishReason.STOP
+                return self._delta(token_id, text, reason, is_first=is_first)
+            if self.num_generated >= sampling.max_tokens:
+                reason = FinishReason.LENGTH
+        if reason is not None:
+            tail, found_stop = self._stops.feed(self._detokenizer.finish())
+            text += tail + ("" if found_stop else self._stops.finish())
+        return self._delta(token_id, text, reason, is_first=is_first)
+
+    def _delta(self, token_id: int, text: str, reason: FinishReason | None, *, is_first: bool) -> Delta:
+        place = PrefillPlace.REMOTE if self.local_reason is None else PrefillPlace.LOCAL
+        return Delta(
+            request_id=self.request_id,
+            token_ids=(token_id,),
+            text=text,
+            finish_reason=reason,
+            prefill=place if is_first else None,
+        )

@@ -1,0 +1,366 @@
+"""The decode side of all handoffs: grants pages, counts what lands, keeps pages in quarantine until nobody may write.
+
+Rules by construction: H1 (only `Landed` hands pages on), H2 (pages leave on entering CLOSED alone), H4 (a message of
+another incarnation is counted and dropped), H5 (an immediate is forgotten before it is released), H6 (bounds and deadlines).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdserve.errors import CapacityError, HandoffError, HandoffTimeout, InternalError, PeerLost
+from pdserve.fabric.port import ExpectationExpired, Fabric, Fenced, Landed, RegionDescriptor, RegionId
+from pdserve.ids import HandoffId, Immediate, Incarnation, PageIndex, RequestId, TailSlot, WorkerId
+from pdserve.kv.layout import KvLayout
+from pdserve.kv.pages import PagePool
+from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
+from pdserve.transfer.immediates import ImmediatePool, SlotPool
+from pdserve.transfer.identity import Outbox
+from pdserve.transfer.plan import num_writes, pages_to_write
+from pdserve.units import ns_to_seconds, seconds_to_ns
+from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverLimits:
+    max_handoffs: int = 1024
+    """Handoffs in any state but CLOSED; bounds immediates, tail slots and the table."""
+    max_quarantined_share: float = 0.5
+    """Over this share of the pool in quarantine no new handoff is opened: the request prefills locally (H2, H6)."""
+    cancel_timeout_s: float = 10.0
+    """A peer that does not confirm a cancel for so long is dropped, which leads to its fence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffLanded:
+    """The request may be decoded; its pages belong to the caller now."""
+
+    request_id: RequestId
+    handoff_id: HandoffId
+    page_indices: list[PageIndex]
+    landed: Landed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffFailed:
+    """The handoff will not complete; its pages stay here until nobody may write them. The request may go on elsewhere."""
+
+    request_id: RequestId
+    handoff_id: HandoffId
+    error: HandoffError | CapacityError
+
+
+Outcome = HandoffLanded | HandoffFailed
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """One connected prefill worker, and the exposures made for it alone."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    exposures: list[RegionDescriptor]
+    lost: bool = False
+    handoffs: set[HandoffId] = field(default_factory=set[HandoffId])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Handoff:
+    handoff_id: HandoffId
+    request_id: RequestId
+    peer: Incarnation
+    page_indices: list[PageIndex]
+    immediate: Immediate
+    tail_slot: TailSlot
+    state: ReceiverState = ReceiverState.GRANTED
+    opened_ns: int
+    cancel_deadline_ns: int | None = None
+
+
+class Receiver:
+    """Threads: one. The caller feeds messages, fabric events and time, and takes outcomes with `take_outcomes`."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: Incarnation,
+        layout: KvLayout,
+        pool: PagePool,
+        fabric: Fabric,
+        kv_region: RegionId,
+        tail_region: RegionId,
+        num_tail_slots: int,
+        outbox: Outbox,
+        drop_peer: Callable[[Incarnation, str], None],
+        limits: ReceiverLimits,
+    ) -> None:
+        """`drop_peer(incarnation, why)` closes the control connection; `peer_lost` must follow."""
+        self._incarnation = incarnation
+        self._layout = layout
+        self._pool = pool
+        self._fabric = fabric
+        self._regions = (kv_region, tail_region)
+        self._outbox = outbox
+        self._drop_peer = drop_peer
+        self._limits = limits
+        self._immediates = ImmediatePool(num_slots=limits.max_handoffs)
+        self._tail_slots = SlotPool(num_slots=min(num_tail_slots, limits.max_handoffs), noun="tail slot")
+        self._sessions: dict[Incarnation, _Session] = {}
+        self._handoffs: dict[HandoffId, _Handoff] = {}
+        self._by_immediate: dict[Immediate, _Handoff] = {}
+        self._next_handoff_id = 1
+        self._outcomes: list[Outcome] = []
+        self.num_stale_messages = 0
+
+    # Peers
+
+    def expose(self) -> tuple[RegionDescriptor, RegionDescriptor]:
+        """The KV and tail regions under keys for one peer; give them back with `peer_joined` or `withdraw`."""
+        kv_region, tail_region = self._regions
+        return self._fabric.expose(kv_region), self._fabric.expose(tail_region)
+
+    def withdraw(self, exposures: tuple[RegionDescriptor, RegionDescriptor]) -> None:
+        """The handshake failed: nobody may use the keys."""
+        for exposure in exposures:
+            self._fabric.fence(exposure)
+
+    def peer_joined(
+        self, *, worker_id: WorkerId, incarnation: Incarnation, exposures: tuple[RegionDescriptor, RegionDescriptor]
+    ) -> None:
+        """Requires: `can_join(incarnation)`."""
+        if not self.can_join(incarnation):
+            raise InternalError(f"peer {worker_id} joined again before its last session was fenced")
+        self._sessions[incarnation] = _Session(worker_id=worker_id, incarnation=incarnation, exposures=list(exposures))
+
+    def peer_lost(self, incarnation: Incarnation) -> None:
+        """Fences the peer; its handoffs fail now, their pages wait for the fence."""
+        session = self._sessions.get(incarnation)
+        if session is None or session.lost:
+            return
+        session.lost = True
+        for exposure in session.exposures:
+            self._fabric.fence(exposure)
+        for handoff_id in sorted(session.handoffs):
+            handoff = self._handoffs[handoff_id]
+            error = PeerLost(
+                "the prefill worker was lost during the handoff", peer=session.worker_id, request_id=handoff.request_id
+            )
+            self._apply(handoff, ReceiverEvent.PEER_LOST, error=error)
+
+    def can_join(self, incarnation: Incarnation) -> bool:
+        """False while a session of this incarnation is open or not fenced yet."""
+        return incarnation not in self._sessions
+
+    def is_connected(self, incarnation: Incarnation) -> bool:
+        session = self._sessions.get(incarnation)
+        return session is not None and not session.lost
+
+    # Handoffs
+
+    def open(
+        self,
+        *,
+        request_id: RequestId,
+        token_ids: tuple[int, ...],
+        peer: Incarnation,
+        now_ns: int,
+        timeout_s: float,
+        traced: bool,
+    ) -> HandoffId:
+        """Take pages, immediate and tail slot, expect the writes, send the grant.
+
+        Requires: at least two tokens, `is_connected(peer)`, `accepts_handoffs`.
+        Raises: `CapacityError` when something is short; nothing changed then.
+        """
+        session = self._sessions[peer]
+        positions = pages_to_write(
+            num_held_tokens=0, num_prompt_tokens=len(token_ids), page_slots=self._layout.page_slots
+        )
+        handoff = self._take(request_id, session, num_pages=len(positions), now_ns=now_ns)
+        self._fabric.expect(
+            handoff.immediate,
+            num_writes(self._layout, num_held_tokens=0, num_prompt_tokens=len(token_ids)),
+            deadline_ns=now_ns + seconds_to_ns(timeout_s),
+            record_arrivals=traced,
+        )
+        self._outbox.send(
+            peer,
+            Grant(
+                sender=self._incarnation,
+                receiver=peer,
+                handoff_id=handoff.handoff_id,
+                request_id=request_id,
+                token_ids=token_ids,
+                num_held_tokens=0,
+                page_indices=tuple(handoff.page_indices),
+                immediate=handoff.immediate,
+                tail_slot=handoff.tail_slot,
+                timeout_s=timeout_s,
+                traced=traced,
+            ),
+        )
+        return handoff.handoff_id
+
+    def cancel(self, handoff_id: HandoffId, *, now_ns: int) -> None:
+        """Nobody wants the request any more; the pages come back when the peer has confirmed."""
+        handoff = self._handoffs.get(handoff_id)
+        if handoff is not None:
+            self._cancel(handoff, ReceiverEvent.CANCEL, now_ns=now_ns)
+
+    def on_message(self, peer: Incarnation, message: GrantRefused | HandoffStopped, *, now_ns: int) -> None:
+        """Apply a message that came over the connection of `peer`."""
+        handoff = self._handoffs.get(message.handoff_id)
+        if not self._is_current(peer, message) or handoff is None or handoff.peer != peer:
+            self.num_stale_messages += 1
+            return
+        elapsed_s = ns_to_seconds(now_ns - handoff.opened_ns)
+        match message:
+            case GrantRefused():
+                error = CapacityError(message.message, retry_after_s=message.retry_after_s)
+                self._apply(handoff, ReceiverEvent.REFUSED, error=error)
+            case HandoffStopped():
+                error = HandoffError(
+                    f"the prefill worker stopped the handoff after {elapsed_s:.3f} s: {message.message}",
+                    request_id=handoff.request_id,
+                )
+                self._apply(handoff, ReceiverEvent.STOPPED, error=error)
+
+    def on_fabric_event(self, event: Landed | ExpectationExpired | Fenced, *, now_ns: int) -> None:
+        match event:
+            case Landed():
+                handoff = self._by_immediate.get(event.immediate)
+                if handoff is not None:
+                    self._apply(handoff, ReceiverEvent.LANDED, landed=event)
+            case ExpectationExpired():
+                handoff = self._by_immediate.get(event.immediate)
+                if handoff is not None:
+                    error = HandoffTimeout(
+                        f"{event.num_arrived} of {event.num_expected} writes arrived before the deadline",
+                        request_id=handoff.request_id,
+                    )
+                    self._cancel(handoff, ReceiverEvent.EXPIRED, now_ns=now_ns, error=error)
+            case Fenced():
+                self._fenced(event.exposure)
+
+    def on_time(self, now_ns: int) -> None:
+        """Drop peers that do not confirm a cancel in time."""
+        for handoff in list(self._handoffs.values()):
+            deadline_ns = handoff.cancel_deadline_ns
+            if deadline_ns is not None and now_ns >= deadline_ns and handoff.state is ReceiverState.CANCELLING:
+                handoff.cancel_deadline_ns = None
+                self._drop_peer(handoff.peer, f"no answer to the cancel of handoff {handoff.handoff_id}")
+
+    def take_outcomes(self) -> list[Outcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    # Figures
+
+    @property
+    def accepts_handoffs(self) -> bool:
+        """False while too much of the pool is in quarantine; requests prefill locally then."""
+        return self.num_quarantined_pages <= self._limits.max_quarantined_share * self._pool.num_pages
+
+    @property
+    def num_open(self) -> int:
+        return len(self._handoffs)
+
+    @property
+    def num_quarantined_pages(self) -> int:
+        """Pages that nobody wants, but somebody may still write to."""
+        unwanted = (ReceiverState.CANCELLING, ReceiverState.QUARANTINED)
+        return sum(len(handoff.page_indices) for handoff in self._handoffs.values() if handoff.state in unwanted)
+
+    # Inside
+
+    def _is_current(self, peer: Incarnation, message: Addressed) -> bool:
+        return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
+
+    def _take(self, request_id: RequestId, session: _Session, *, num_pages: int, now_ns: int) -> _Handoff:
+        tail_slot = TailSlot(self._tail_slots.allocate())
+        try:
+            page_indices = self._pool.allocate(num_pages)
+        except CapacityError:
+            self._tail_slots.release(tail_slot)
+            raise
+        # As many immediates as max_handoffs, at least as many as tail slots: one is free when a tail slot was.
+        handoff = _Handoff(
+            handoff_id=HandoffId(self._next_handoff_id),
+            request_id=request_id,
+            peer=session.incarnation,
+            page_indices=page_indices,
+            immediate=self._immediates.allocate(),
+            tail_slot=tail_slot,
+            opened_ns=now_ns,
+        )
+        self._next_handoff_id += 1
+        self._handoffs[handoff.handoff_id] = handoff
+        self._by_immediate[handoff.immediate] = handoff
+        session.handoffs.add(handoff.handoff_id)
+        return handoff
+
+    def _cancel(
+        self, handoff: _Handoff, event: ReceiverEvent, *, now_ns: int, error: HandoffError | None = None
+    ) -> None:
+        if not self._apply(handoff, event, error=error):
+            return
+        handoff.cancel_deadline_ns = now_ns + seconds_to_ns(self._limits.cancel_timeout_s)
+        self._outbox.send(
+            handoff.peer, Cancel(sender=self._incarnation, receiver=handoff.peer, handoff_id=handoff.handoff_id)
+        )
+
+    def _apply(
+        self,
+        handoff: _Handoff,
+        event: ReceiverEvent,
+        *,
+        landed: Landed | None = None,
+        error: HandoffError | CapacityError | None = None,
+    ) -> bool:
+        """Move a handoff; true when it moved. A wanted handoff that can't land any more is reported once, with `error`."""
+        before = handoff.state
+        after = advance_receiver(before, event, handoff=str(handoff.handoff_id))
+        if after is None:
+            return False
+        handoff.state = after
+        delivers = before is ReceiverState.GRANTED and landed is not None
+        if before is ReceiverState.GRANTED and error is not None:
+            self._outcomes.append(
+                HandoffFailed(request_id=handoff.request_id, handoff_id=handoff.handoff_id, error=error)
+            )
+        if after is ReceiverState.CLOSED:
+            self._close(handoff, delivers_pages=delivers)
+        if delivers and landed is not None:
+            self._outcomes.append(
+                HandoffLanded(
+                    request_id=handoff.request_id,
+                    handoff_id=handoff.handoff_id,
+                    page_indices=handoff.page_indices,
+                    landed=landed,
+                )
+            )
+        return True
+
+    def _close(self, handoff: _Handoff, *, delivers_pages: bool) -> None:
+        self._fabric.forget(handoff.immediate)
+        self._immediates.release(handoff.immediate)
+        self._tail_slots.release(handoff.tail_slot)
+        if not delivers_pages:
+            self._pool.release(handoff.page_indices)
+        del self._handoffs[handoff.handoff_id]
+        del self._by_immediate[handoff.immediate]
+        session = self._sessions.get(handoff.peer)
+        if session is None:
+            raise InternalError(f"handoff {handoff.handoff_id} outlived the session of its peer")
+        session.handoffs.remove(handoff.handoff_id)
+
+    def _fenced(self, exposure: RegionDescriptor) -> None:
+        for session in list(self._sessions.values()):
+            if not session.lost or exposure not in session.exposures:
+                continue
+            session.exposures.remove(exposure)
+            if session.exposures:
+                return
+            for handoff_id in sorted(session.handoffs):
+                self._apply(self._handoffs[handoff_id], ReceiverEvent.FENCED)
+            del self._sessions[session.incarnation]
+            return

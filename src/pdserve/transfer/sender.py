@@ -1,0 +1,399 @@
+"""The prefill side of all handoffs: arms writes before each pass, drains, confirms, and gives pages back when nothing reads them.
+
+Rules by construction: H3 (source pages leave on entering CLOSED alone), H4 (stale messages are counted and dropped).
+The caller owns the sequences; a handoff is closed only after the caller said that no pass fills its pages (`withdrawn`,
+or the last chunk's pass, which `pass_ended` reports).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pdserve.errors import RemoteProtocolError
+from pdserve.fabric.port import (
+    Fabric,
+    FabricPeerId,
+    FlushEnded,
+    FlushId,
+    LayerTimes,
+    PagePush,
+    PushEnded,
+    PushId,
+    PushOutcome,
+    RegionId,
+    RemoteRegionId,
+    SingleWrite,
+)
+from pdserve.ids import HandoffId, Incarnation, PageIndex, TailSlot, WorkerId
+from pdserve.kv.layout import KvLayout
+from pdserve.layer_counter import first_tick, ticks_per_pass
+from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
+from pdserve.transfer.identity import Outbox
+from pdserve.transfer.plan import pages_completed, pages_to_write
+from pdserve.units import seconds_to_ns
+from pdserve.wire.peer import Addressed, Grant, HandoffStopped, PeerHello
+
+FLUSH_TIMEOUT_S = 5.0
+"""A delivery-complete write on a healthy link takes under 1 ms; a peer that can't give one in this time is dropped."""
+
+HandoffKey = tuple[Incarnation, HandoffId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedLayers:
+    """The instants of one chunk's push, for the trace; the tail is a push of one layer."""
+
+    grant: Grant
+    num_pages: int
+    """0: the tail."""
+    layers: tuple[LayerTimes, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """One connected decode worker and its regions."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    peer_id: FabricPeerId
+    kv: RemoteRegionId
+    tail: RemoteRegionId
+    num_pages: int
+    tail_region_bytes: int
+    handoffs: set[HandoffId] = field(default_factory=set[HandoffId])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Handoff:
+    key: HandoffKey
+    session: _Session
+    grant: Grant
+    state: SenderState = SenderState.QUEUED
+    in_pass: bool = False
+    """A pass that fills its pages runs now."""
+    outstanding: dict[PushId, int] = field(default_factory=dict[PushId, int])
+    """Armed pushes and their page counts."""
+    reason: str = "cancelled"
+
+
+class Sender:
+    """Threads: one. `closed` handoffs are taken with `take_closed`; their pages and tail slots are the caller's again."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: Incarnation,
+        layout: KvLayout,
+        num_pages: int,
+        tail_slot_bytes: int,
+        fabric: Fabric,
+        kv_region: RegionId,
+        tail_region: RegionId,
+        outbox: Outbox,
+        drop_peer: Callable[[Incarnation, str], None],
+    ) -> None:
+        """`drop_peer(incarnation, why)` closes the control connection; `peer_lost` must follow."""
+        self._incarnation = incarnation
+        self._layout = layout
+        self._num_pages = num_pages
+        self._tail_slot_bytes = tail_slot_bytes
+        self._fabric = fabric
+        self._kv_region = kv_region
+        self._tail_region = tail_region
+        self._outbox = outbox
+        self._drop_peer = drop_peer
+        self._sessions: dict[Incarnation, _Session] = {}
+        self._handoffs: dict[HandoffKey, _Handoff] = {}
+        self._by_push: dict[PushId, _Handoff] = {}
+        self._flushes: dict[FlushId, tuple[Incarnation, HandoffId]] = {}
+        self._next_push_id = 1
+        self._next_flush_id = 1
+        self._closed: list[HandoffKey] = []
+        self._pushed: list[PushedLayers] = []
+        self.num_stale_messages = 0
+
+    # Peers
+
+    def peer_joined(self, hello: PeerHello) -> None:
+        """Raises: `RemoteProtocolError` when the hello offers no regions; `FabricError` when its address is malformed."""
+        if hello.kv is None or hello.tail is None:
+            raise RemoteProtocolError("a decode worker must offer its KV and tail regions", peer=hello.worker_id)
+        if hello.kv.num_bytes < self._layout.region_bytes(hello.num_pages):
+            raise RemoteProtocolError(
+                f"{hello.num_pages} pages do not fit the offered {hello.kv.num_bytes} bytes", peer=hello.worker_id
+            )
+        peer_id = self._fabric.connect(hello.fabric_address)
+        self._sessions[hello.incarnation] = _Session(
+            worker_id=hello.worker_id,
+            incarnation=hello.incarnation,
+            peer_id=peer_id,
+            kv=self._fabric.attach(peer_id, hello.kv),
+            tail=self._fabric.attach(peer_id, hello.tail),
+            num_pages=hello.num_pages,
+            tail_region_bytes=hello.tail.num_bytes,
+        )
+
+    def peer_lost(self, incarnation: Incarnation) -> list[HandoffKey]:
+        """Abandons the peer's handoffs; the caller takes their sequences out of the schedule and says `withdrawn`."""
+        session = self._sessions.pop(incarnation, None)
+        if session is None:
+            return []
+        keys = [(incarnation, handoff_id) for handoff_id in sorted(session.handoffs)]
+        for key in keys:
+            handoff = self._handoffs[key]
+            self._cancel_pushes(handoff)
+            self._apply(handoff, SenderEvent.PEER_LOST)
+        self._fabric.disconnect(session.peer_id)
+        return [key for key in keys if key in self._handoffs]
+
+    def is_connected(self, incarnation: Incarnation) -> bool:
+        return incarnation in self._sessions
+
+    # Handoffs
+
+    def admit(self, peer: Incarnation, grant: Grant) -> HandoffKey | None:
+        """A checked grant, in state QUEUED; None when it is of another incarnation.
+
+        Raises: `RemoteProtocolError` when the grant contradicts itself or the handshake.
+        """
+        if not self._is_current(peer, grant):
+            self.num_stale_messages += 1
+            return None
+        session = self._sessions[peer]
+        self._check(session, grant)
+        key = (peer, grant.handoff_id)
+        self._handoffs[key] = _Handoff(key=key, session=session, grant=grant)
+        session.handoffs.add(grant.handoff_id)
+        return key
+
+    def discard(self, key: HandoffKey) -> None:
+        """Forget a handoff that was admitted and then refused: nothing was armed."""
+        handoff = self._handoffs.pop(key)
+        handoff.session.handoffs.discard(key[1])
+
+    def arm(
+        self,
+        key: HandoffKey,
+        *,
+        pass_index: int,
+        start: int,
+        stop: int,
+        page_indices: tuple[int, ...],
+        tail_slot: TailSlot | None,
+    ) -> None:
+        """Arm the writes that a chunk of tokens `[start, stop)` makes possible; call before its pass runs.
+
+        `tail_slot` is given with the last chunk, and only then.
+        Raises: `FabricError`, `CapacityError`: the caller must then `fail` the handoff.
+        """
+        handoff = self._handoffs[key]
+        handoff.in_pass = True
+        if handoff.state not in (SenderState.QUEUED, SenderState.PUSHING):
+            return
+        self._apply(handoff, SenderEvent.ARM if tail_slot is None else SenderEvent.SEAL)
+        positions = pages_completed(
+            start=start, stop=stop, is_last=tail_slot is not None, page_slots=self._layout.page_slots
+        )
+        held_pages = handoff.grant.num_held_tokens // self._layout.page_slots
+        positions = range(max(positions.start, held_pages), positions.stop)
+        tick = first_tick(pass_index=pass_index, num_layers=self._layout.num_layers)
+        if len(positions):
+            self._arm_pages(handoff, positions, page_indices, first_tick=tick)
+        if tail_slot is not None:
+            self._arm_tail(handoff, tail_slot, tick=tick + ticks_per_pass(self._layout.num_layers))
+
+    def pass_ended(self, key: HandoffKey, *, now_ns: int) -> None:
+        """The pass of the last `arm` is over. Every pass that was armed is reported."""
+        handoff = self._handoffs.get(key)
+        if handoff is not None:
+            handoff.in_pass = False
+            self._drain(handoff, now_ns=now_ns)
+
+    def withdrawn(self, key: HandoffKey, *, now_ns: int) -> None:
+        """The caller took the sequence out of the schedule: no pass fills its pages now or later."""
+        self.pass_ended(key, now_ns=now_ns)
+
+    def cancel(self, key: HandoffKey, message: Addressed, *, now_ns: int) -> bool:
+        """Start to stop a handoff; true when the caller must take its sequence out of the schedule.
+
+        A cancel of a handoff that is closed already is confirmed too, after a flush: local completion proved nothing.
+        """
+        peer, handoff_id = key
+        if not self._is_current(peer, message):
+            self.num_stale_messages += 1
+            return False
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            self._flush(self._sessions[peer], handoff_id, now_ns=now_ns)
+            return False
+        return self._stop(handoff, SenderEvent.CANCEL, "cancelled")
+
+    def fail(self, key: HandoffKey, reason: str) -> bool:
+        """Stop a handoff for a reason of ours; true when the caller must take its sequence out of the schedule."""
+        handoff = self._handoffs.get(key)
+        return handoff is not None and self._stop(handoff, SenderEvent.CANCEL, reason)
+
+    def on_push_ended(self, event: PushEnded, *, now_ns: int) -> HandoffKey | None:
+        """Count a push; returns a handoff that failed by it: the caller must take its sequence out of the schedule."""
+        handoff = self._by_push.pop(event.push_id, None)
+        if handoff is None:
+            return None
+        num_pages = handoff.outstanding.pop(event.push_id)
+        self._pushed.append(PushedLayers(grant=handoff.grant, num_pages=num_pages, layers=event.layers))
+        must_withdraw = event.outcome is PushOutcome.FAILED and self._stop(
+            handoff, SenderEvent.PUSH_FAILED, f"a write failed with errno {event.errno}"
+        )
+        self._drain(handoff, now_ns=now_ns)
+        return handoff.key if must_withdraw else None
+
+    def on_flush_ended(self, event: FlushEnded) -> None:
+        peer, handoff_id = self._flushes.pop(event.flush_id)
+        handoff = self._handoffs.get((peer, handoff_id))
+        reason = handoff.reason if handoff is not None else "it had been pushed whole"
+        if handoff is not None:
+            self._apply(handoff, SenderEvent.FLUSHED if event.delivered else SenderEvent.FLUSH_FAILED)
+        if not self.is_connected(peer):
+            return
+        if event.delivered:
+            self._outbox.send(
+                peer,
+                HandoffStopped(sender=self._incarnation, receiver=peer, handoff_id=handoff_id, message=reason),
+            )
+        else:
+            self._drop_peer(peer, f"the flush of handoff {handoff_id} failed with errno {event.errno}")
+
+    def take_closed(self) -> list[HandoffKey]:
+        closed, self._closed = self._closed, []
+        return closed
+
+    def take_pushed(self) -> list[PushedLayers]:
+        pushed, self._pushed = self._pushed, []
+        return pushed
+
+    def grant_of(self, key: HandoffKey) -> Grant:
+        return self._handoffs[key].grant
+
+    @property
+    def num_open(self) -> int:
+        return len(self._handoffs)
+
+    # Inside
+
+    def _is_current(self, peer: Incarnation, message: Addressed) -> bool:
+        return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
+
+    def _check(self, session: _Session, grant: Grant) -> None:
+        page_slots = self._layout.page_slots
+        problem: str | None = None
+        if grant.handoff_id in session.handoffs:
+            problem = "it was granted before"
+        elif not 0 <= grant.num_held_tokens < len(grant.token_ids) - 1:
+            problem = f"{grant.num_held_tokens} of {len(grant.token_ids)} tokens are held: nothing to prefill"
+        elif grant.num_held_tokens % page_slots:
+            problem = f"{grant.num_held_tokens} held tokens are no whole pages of {page_slots}"
+        elif not 0 <= grant.tail_slot < session.tail_region_bytes // self._tail_slot_bytes:
+            problem = f"tail slot {grant.tail_slot} is outside the tail region"
+        elif len(grant.page_indices) != len(
+            pages_to_write(
+                num_held_tokens=grant.num_held_tokens,
+                num_prompt_tokens=len(grant.token_ids),
+                page_slots=page_slots,
+            )
+        ):
+            problem = f"{len(grant.page_indices)} pages do not fit {len(grant.token_ids)} tokens"
+        elif not all(0 <= page_index < session.num_pages for page_index in grant.page_indices):
+            problem = f"a page index is outside [0, {session.num_pages})"
+        elif len(set(grant.page_indices)) != len(grant.page_indices):
+            problem = "a page is granted twice"
+        if problem is not None:
+            raise RemoteProtocolError(f"grant {grant.handoff_id} is malformed: {problem}", peer=session.worker_id)
+
+    def _arm_pages(
+        self, handoff: _Handoff, positions: range, page_indices: tuple[int, ...], *, first_tick: int
+    ) -> None:
+        grant, session, layout = handoff.grant, handoff.session, self._layout
+        held_pages = grant.num_held_tokens // layout.page_slots
+        self._submit(
+            handoff,
+            PagePush(
+                push_id=self._new_push_id(),
+                peer_id=session.peer_id,
+                source=self._kv_region,
+                target=session.kv,
+                immediate=grant.immediate,
+                source_pages=np.array([page_indices[p] for p in positions], dtype=np.uint32),
+                target_pages=np.array([grant.page_indices[p - held_pages] for p in positions], dtype=np.uint32),
+                num_layers=layout.num_layers,
+                run_bytes=layout.page_bytes,
+                source_page_bytes=layout.page_bytes,
+                target_page_bytes=layout.page_bytes,
+                source_layer_bytes=layout.layer_bytes(self._num_pages),
+                target_layer_bytes=layout.layer_bytes(session.num_pages),
+                first_tick=first_tick,
+            ),
+            num_pages=len(positions),
+        )
+
+    def _arm_tail(self, handoff: _Handoff, tail_slot: TailSlot, *, tick: int) -> None:
+        grant, session = handoff.grant, handoff.session
+        self._submit(
+            handoff,
+            SingleWrite(
+                push_id=self._new_push_id(),
+                peer_id=session.peer_id,
+                source=self._tail_region,
+                target=session.tail,
+                immediate=grant.immediate,
+                source_offset=tail_slot * self._tail_slot_bytes,
+                target_offset=grant.tail_slot * self._tail_slot_bytes,
+                num_bytes=self._tail_slot_bytes,
+                tick=tick,
+            ),
+            num_pages=0,
+        )
+
+    def _new_push_id(self) -> PushId:
+        push_id = PushId(self._next_push_id)
+        self._next_push_id += 1
+        return push_id
+
+    def _submit(self, handoff: _Handoff, push: PagePush | SingleWrite, *, num_pages: int) -> None:
+        self._fabric.arm(push)
+        handoff.outstanding[push.push_id] = num_pages
+        self._by_push[push.push_id] = handoff
+
+    def _cancel_pushes(self, handoff: _Handoff) -> None:
+        for push_id in handoff.outstanding:
+            self._fabric.cancel(push_id)
+
+    def _stop(self, handoff: _Handoff, event: SenderEvent, reason: str) -> bool:
+        if not self._apply(handoff, event):
+            return False
+        handoff.reason = reason
+        self._cancel_pushes(handoff)
+        return True
+
+    def _drain(self, handoff: _Handoff, *, now_ns: int) -> None:
+        if handoff.in_pass or handoff.outstanding:
+            return
+        if self._apply(handoff, SenderEvent.DRAINED) and handoff.state is SenderState.FLUSHING:
+            self._flush(handoff.session, handoff.key[1], now_ns=now_ns)
+
+    def _flush(self, session: _Session, handoff_id: HandoffId, *, now_ns: int) -> None:
+        flush_id = FlushId(self._next_flush_id)
+        self._next_flush_id += 1
+        self._flushes[flush_id] = (session.incarnation, handoff_id)
+        deadline_ns = now_ns + seconds_to_ns(FLUSH_TIMEOUT_S)
+        self._fabric.flush(flush_id, session.peer_id, session.tail, deadline_ns=deadline_ns)
+
+    def _apply(self, handoff: _Handoff, event: SenderEvent) -> bool:
+        after = advance_sender(handoff.state, event, handoff=str(handoff.key))
+        if after is None:
+            return False
+        handoff.state = after
+        if after is SenderState.CLOSED:
+            self._closed.append(handoff.key)
+            del self._handoffs[handoff.key]
+            handoff.session.handoffs.discard(handoff.key[1])
+        return True
