@@ -12,7 +12,7 @@ RETRY_AFTER_S = 1.0
 class PagePool:
     """Hands out pages and takes them back.
 
-    The free pages are a stack (LIFO), so the same calls give the same pages, and the page freed last, whose bytes are the
+    The free pages are a stack (LIFO), so the same calls give the same pages, and the page freed last, its bytes the
     likeliest to be in a cache, is used next. Released together, pages come out again in their old order, so runs of
     adjacent pages survive.
 

@@ -18,7 +18,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     samples: bool
     """True when the chunk ends at the last known token of a generating sequence: one token is sampled after it."""
     tail_slot: int | None = None
-    """Where the hidden state (after the final norm) of the chunk's last position goes, for the last chunk of a handoff."""
+    """Where the hidden state (after the final norm) of the chunk's last position goes; in its last chunk only."""
 
     @property
     def stop(self) -> int:

@@ -24,6 +24,8 @@ class Sequence:
     page_indices: list[PageIndex] = field(default_factory=list[PageIndex])
     tail_slot: int | None = None
     """Prefill-only: where the engine puts the hidden state of the last computed position."""
+    scheduled_ns: int | None = None
+    """When its first chunk was put into a batch; set by the scheduler, kept over preemptions."""
 
     @property
     def compute_stop(self) -> int:
