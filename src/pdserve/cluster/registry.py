@@ -1,0 +1,180 @@
+"""The registry of workers: joins, heartbeats and leases in, changes out.
+
+Invariants (the state machine test checks them):
+1. At most one incarnation of a worker id is present, and at most `max_workers` workers.
+2. All present workers serve one model with one fingerprint: that of the first to join an empty registry.
+3. An incarnation that was superseded by another of the same worker id never comes back (rule H4).
+4. A worker is present exactly from its `Joined` to its `Left`; `expire` leaves nobody whose lease is over.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pdserve.cluster.view import ClusterView, WorkerView
+from pdserve.ids import Incarnation, WorkerId
+from pdserve.units import seconds_to_ns
+from pdserve.wire.cluster import Join, Load
+from pdserve.wire.peer import PROTOCOL_VERSION
+
+MIN_LEASE_S = 0.2
+"""Under this a scheduling hiccup of the operating system would expire a healthy worker."""
+
+MAX_LEASE_S = 60.0
+"""Over this a dead worker keeps getting requests for too long."""
+
+MAX_SUPERSEDED = 4096
+"""Superseded incarnations that are remembered: a worker that restarts each second is covered for an hour."""
+
+
+class LeaveReason(Enum):
+    CLOSED = "closed"
+    """Its connection ended."""
+    EXPIRED = "expired"
+    """Its lease ran out."""
+    REPLACED = "replaced"
+    """The same worker id joined again: restarted (a new incarnation), or reconnected (the same)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    worker: WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    worker: WorkerView
+    reason: LeaveReason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing changed; `message` says what differs, with both values."""
+
+    message: str
+
+
+class Registry:
+    """Times are ns of one monotonic clock; every method takes now and none reads a clock."""
+
+    def __init__(self, *, model_name: str, max_workers: int) -> None:
+        self._model_name = model_name
+        self._max_workers = max_workers
+        self._fingerprint: str | None = None
+        self._workers: dict[WorkerId, WorkerView] = {}
+        self._superseded: OrderedDict[tuple[WorkerId, Incarnation], None] = OrderedDict()
+        self._view = ClusterView()
+
+    @property
+    def view(self) -> ClusterView:
+        return self._view
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the model all present workers serve; None while nobody is present."""
+        return self._fingerprint
+
+    def join(self, join: Join, now_ns: int) -> tuple[Left | Joined, ...] | Refused:
+        """`Joined`, after the `Left` of the predecessor where one was present; or the reason why not."""
+        objection = self._objection(join)
+        if objection is not None:
+            return Refused(objection)
+        predecessor = self._workers.get(join.worker_id)
+        if predecessor is not None and predecessor.incarnation != join.incarnation:
+            self._supersede(predecessor)
+        lease_ns = seconds_to_ns(join.lease_s)
+        worker = WorkerView(
+            worker_id=join.worker_id,
+            incarnation=join.incarnation,
+            role=join.role,
+            url=join.url,
+            max_model_len=join.max_model_len,
+            load=join.load,
+            joined_ns=now_ns,
+            lease_ns=lease_ns,
+            lease_deadline_ns=now_ns + lease_ns,
+        )
+        self._workers[join.worker_id] = worker
+        self._fingerprint = join.model_fingerprint
+        self._refresh()
+        if predecessor is None:
+            return (Joined(worker),)
+        return (Left(predecessor, LeaveReason.REPLACED), Joined(worker))
+
+    def heartbeat(self, worker_id: WorkerId, sender: Incarnation, load: Load, now_ns: int) -> bool:
+        """Renew the lease; False (and nothing changed) when that incarnation is not the one present."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != sender:
+            return False
+        self._workers[worker_id] = replace(
+            worker,
+            load=load,
+            lease_deadline_ns=now_ns + worker.lease_ns,
+            num_dispatched_sequences=0,
+            num_dispatched_tokens=0,
+        )
+        self._refresh()
+        return True
+
+    def leave(self, worker_id: WorkerId, incarnation: Incarnation) -> tuple[Left, ...]:
+        """The connection of that incarnation ended; empty when it was not present."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            return ()
+        return self._remove((worker,), LeaveReason.CLOSED)
+
+    def expire(self, now_ns: int) -> tuple[Left, ...]:
+        """Drop the workers whose lease ran out."""
+        overdue = tuple(worker for worker in self._view.workers if worker.lease_deadline_ns <= now_ns)
+        return self._remove(overdue, LeaveReason.EXPIRED)
+
+    def dispatched(self, worker_id: WorkerId, *, num_sequences: int, num_tokens: int) -> None:
+        """Note what was sent to a worker; counts as its load until its next heartbeat."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        self._workers[worker_id] = replace(
+            worker,
+            num_dispatched_sequences=worker.num_dispatched_sequences + num_sequences,
+            num_dispatched_tokens=worker.num_dispatched_tokens + num_tokens,
+        )
+        self._refresh()
+
+    def _objection(self, join: Join) -> str | None:
+        if join.protocol_version != PROTOCOL_VERSION:
+            return f"the gateway speaks protocol version {PROTOCOL_VERSION}, the worker {join.protocol_version}"
+        if join.model_name != self._model_name:
+            return f"the gateway serves model {self._model_name!r}, the worker {join.model_name!r}"
+        if (join.worker_id, join.incarnation) in self._superseded:
+            return f"another process has taken the worker id {join.worker_id!r}; give each worker its own"
+        others = [worker for worker in self._workers if worker != join.worker_id]
+        if others and join.model_fingerprint != self._fingerprint:
+            return (
+                f"the other workers' model has the fingerprint {self._fingerprint!r}, this worker's has "
+                f"{join.model_fingerprint!r}: their weights or configuration differ"
+            )
+        if len(others) >= self._max_workers:
+            return f"the gateway already has {len(others)} workers, the most it takes"
+        if not MIN_LEASE_S <= join.lease_s <= MAX_LEASE_S:
+            return f"lease_s must be between {MIN_LEASE_S:g} and {MAX_LEASE_S:g}, the worker asks for {join.lease_s:g}"
+        if join.max_model_len < 1:
+            return f"max_model_len must be at least 1, the worker says {join.max_model_len}"
+        return None
+
+    def _supersede(self, worker: WorkerView) -> None:
+        self._superseded[worker.worker_id, worker.incarnation] = None
+        if len(self._superseded) > MAX_SUPERSEDED:
+            self._superseded.popitem(last=False)
+
+    def _remove(self, workers: tuple[WorkerView, ...], reason: LeaveReason) -> tuple[Left, ...]:
+        if not workers:
+            return ()
+        for worker in workers:
+            del self._workers[worker.worker_id]
+        if not self._workers:
+            self._fingerprint = None
+        self._refresh()
+        return tuple(Left(worker, reason) for worker in workers)
+
+    def _refresh(self) -> None:
+        self._view = ClusterView(tuple(self._workers[worker_id] for worker_id in sorted(self._workers)))
