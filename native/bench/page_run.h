@@ -87,9 +87,9 @@ static inline char* MapRegion(const PageRun* run, int fill) {
   return region;
 }
 
-static inline void PrintResult(const PageRun* run, const char* limit, int64_t elapsed_ns) {
+static inline void PrintResult(const PageRun* run, const char* name, int64_t elapsed_ns) {
   const double num_bytes = (double)RegionBytes(run) * (double)run->num_rounds;
-  printf("{\"limit\": \"%s\", \"page_bytes\": %zu, \"num_bytes\": %.0f, \"elapsed_ns\": %" PRId64 "}\n", limit,
+  printf("{\"name\": \"%s\", \"page_bytes\": %zu, \"num_bytes\": %.0f, \"elapsed_ns\": %" PRId64 "}\n", name,
          run->page_bytes, num_bytes, elapsed_ns);
 }
 
