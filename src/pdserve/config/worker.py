@@ -21,8 +21,8 @@ DEFAULT_SATURATION_TOKENS = 64
 
 DEFAULT_MAX_RUNNING = 64
 DEFAULT_MAX_WAITING = 512
-DEFAULT_AGEING_TOKENS_PER_S = 50.0
-"""A 2,000-token prompt that waited 40 s goes before any newcomer."""
+DEFAULT_AGEING_TOKENS_PER_S = 100
+"""A 2,000-token prompt that waited 20 s goes before any newcomer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class WorkerSettings:
     """The most prompt tokens in one pass."""
     saturation_tokens: int = DEFAULT_SATURATION_TOKENS
     """Prompts are packed into one pass up to this; see `pdserve.schedule`."""
-    ageing_tokens_per_s: float = DEFAULT_AGEING_TOKENS_PER_S
+    ageing_tokens_per_s: int = DEFAULT_AGEING_TOKENS_PER_S
     max_running: int = DEFAULT_MAX_RUNNING
     max_waiting: int = DEFAULT_MAX_WAITING
     num_tail_slots: int = 1024

@@ -1,9 +1,9 @@
 """One request on its decode worker: what was asked, how far it is, and the text that may go out."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from pdserve.ids import HandoffId, RequestId, SequenceId
+from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.text.detokenizer import Detokenizer
 from pdserve.text.stops import StopMatcher
 from pdserve.text.tokenizer import Tokenizer
@@ -34,21 +34,6 @@ class LocalReason(Enum):
     HANDOFF_FAILED = "handoff_failed"
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestTimes:
-    """Instants on this worker's monotonic clock; None where not reached."""
-
-    received_ns: int
-    granted_ns: int | None = None
-    landed_ns: int | None = None
-    arrivals_ns: tuple[int, ...] = ()
-    """Of each write of the handoff, for a traced request."""
-    scheduled_ns: int | None = None
-    """The request may join a batch."""
-    first_token_ns: int | None = None
-    ended_ns: int | None = None
-
-
 class Request:
     """The state that outlives a sequence's trips through handoff, schedule and preemption."""
 
@@ -59,7 +44,10 @@ class Request:
         self.handoff_id: HandoffId | None = None
         self.deadline_ns = now_ns + seconds_to_ns(generate.timeout_s)
         self.local_reason: LocalReason | None = None if generate.prefill is not None else LocalReason.ROUTED
-        self.times = RequestTimes(received_ns=now_ns)
+        self.arrival_ns = now_ns
+        self.instants = RequestInstants().at(Instant.ACCEPTED, now_ns)
+        self.arrivals_ns: tuple[int, ...] = ()
+        """The instant of each write of the handoff, for a traced request."""
         self.num_generated = 0
         self._eos_token_ids = tokenizer.eos_token_ids
         self._detokenizer = Detokenizer(tokenizer)
@@ -68,6 +56,11 @@ class Request:
     @property
     def request_id(self) -> RequestId:
         return self.generate.request_id
+
+    def mark(self, instant: Instant, now_ns: int) -> None:
+        """Note an instant, unless it was noted before."""
+        if instant not in self.instants.times_ns:
+            self.instants = self.instants.at(instant, now_ns)
 
     def accept(self, token_id: int) -> Delta:
         """The delta of one sampled token, with the finish reason when it is the last one."""

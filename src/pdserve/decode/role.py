@@ -9,8 +9,10 @@ from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, PageIndex, RequestId, SequenceId
 from pdserve.kv.pages import PagePool
 from pdserve.schedule.batch import Batch
-from pdserve.schedule.scheduler import Scheduler, StepOutcome
+from pdserve.schedule.outcome import StepOutcome
+from pdserve.schedule.scheduler import Scheduler
 from pdserve.schedule.sequence import Sequence
+from pdserve.telemetry.instants import Instant
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, Receiver
 from pdserve.units import ns_to_seconds
@@ -95,12 +97,16 @@ class DecodeRole:
         if request is not None:
             self._let_go(request, now_ns=now_ns)
 
+    def request_of(self, sequence_id: SequenceId) -> Request | None:
+        """The request that a sequence in a batch belongs to, if it is one of ours."""
+        return self._by_sequence.get(sequence_id)
+
     def before_pass(self, batch: Batch, *, now_ns: int) -> None:
         """Note when a request first runs."""
         for chunk in batch.chunks:
             request = self._by_sequence.get(chunk.sequence_id)
-            if request is not None and request.times.scheduled_ns is None:
-                request.times.scheduled_ns = now_ns
+            if request is not None and chunk.samples:
+                request.mark(Instant.SCHEDULED, now_ns)
 
     def after_pass(self, outcome: StepOutcome, *, now_ns: int) -> None:
         for sequence in outcome.removed:
@@ -126,7 +132,7 @@ class DecodeRole:
     def on_time(self, now_ns: int) -> None:
         """End requests whose deadline has passed."""
         for request in [request for request in self._requests.values() if now_ns >= request.deadline_ns]:
-            elapsed_s = ns_to_seconds(now_ns - request.times.received_ns)
+            elapsed_s = ns_to_seconds(now_ns - request.arrival_ns)
             self._fail(request, FailureKind.TIMEOUT, f"no full answer within {elapsed_s:.1f} s", now_ns=now_ns)
         self.advance(now_ns=now_ns)
 
@@ -201,7 +207,7 @@ class DecodeRole:
         except CapacityError:
             return False
         request.phase = Phase.HANDOFF
-        request.times.granted_ns = now_ns
+        request.mark(Instant.GRANTED, now_ns)
         return True
 
     def _sequence(self, request: Request, *, num_computed: int, page_indices: list[PageIndex]) -> Sequence:
@@ -210,7 +216,7 @@ class DecodeRole:
             sequence_id=request.sequence_id,
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
-            arrival_ns=request.times.received_ns,
+            arrival_ns=request.arrival_ns,
             sampling=request.generate.sampling,
             num_computed=num_computed,
             page_indices=page_indices,
@@ -231,8 +237,8 @@ class DecodeRole:
         if request is None or request.handoff_id != outcome.handoff_id:
             self._pool.release(outcome.page_indices)
             return
-        request.times.landed_ns = outcome.landed.last_ns
-        request.times.arrivals_ns = outcome.landed.arrivals_ns
+        request.mark(Instant.LANDED, outcome.landed.last_ns)
+        request.arrivals_ns = outcome.landed.arrivals_ns
         if self._on_prefilled is not None:
             self._on_prefilled(request, tuple(outcome.page_indices))
         num_computed = len(request.generate.prompt_token_ids) - 1
@@ -256,7 +262,7 @@ class DecodeRole:
 
     def _accept(self, request: Request, sequence: Sequence, token_id: int, *, now_ns: int) -> None:
         if request.num_generated == 0:
-            request.times.first_token_ns = now_ns
+            request.mark(Instant.FIRST_TOKEN, now_ns)
             if request.local_reason is not None and self._on_prefilled is not None:
                 self._on_prefilled(request, tuple(sequence.page_indices))
         delta = request.accept(token_id)
@@ -298,6 +304,6 @@ class DecodeRole:
             case Phase.ENDED:
                 return
         request.phase = Phase.ENDED
-        request.times.ended_ns = now_ns
+        request.mark(Instant.FINISHED, now_ns)
         del self._requests[request.request_id]
         self._ended.append(request)

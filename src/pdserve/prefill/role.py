@@ -1,17 +1,20 @@
 """The prefill role of a worker: turns grants into prefill-only sequences and their passes into pushes. Sans-IO."""
 
+import math
 from collections.abc import Callable
 
-from pdserve.errors import CapacityError, FabricError
+from pdserve.errors import CapacityError, ContextOverflow, FabricError
 from pdserve.fabric.port import FlushEnded, PushEnded
 from pdserve.ids import Incarnation, SequenceId, TailSlot
 from pdserve.kv.pages import PagePool
-from pdserve.schedule.batch import Batch
-from pdserve.schedule.scheduler import Scheduler, StepOutcome
+from pdserve.schedule.batch import Batch, BatchResult
+from pdserve.schedule.outcome import StepOutcome
+from pdserve.schedule.scheduler import Scheduler
 from pdserve.schedule.sequence import Sequence
+from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.transfer.identity import Outbox
 from pdserve.transfer.immediates import SlotPool
-from pdserve.transfer.sender import HandoffKey, Sender
+from pdserve.transfer.sender import HandoffKey, PushedLayers, Sender
 from pdserve.wire.peer import Cancel, Grant, GrantRefused
 
 
@@ -43,6 +46,9 @@ class PrefillRole:
         self._keys: dict[SequenceId, HandoffKey] = {}
         self._sequence_ids: dict[HandoffKey, SequenceId] = {}
         self._held: dict[HandoffKey, Sequence] = {}
+        self._instants: dict[HandoffKey, RequestInstants] = {}
+        self._pushed: list[PushedLayers] = []
+        self._ended: list[tuple[Grant, RequestInstants]] = []
         self.num_refused = 0
 
     @property
@@ -57,15 +63,16 @@ class PrefillRole:
             return
         try:
             self._schedule(key, grant, now_ns=now_ns)
-        except CapacityError as error:
+        except (CapacityError, ContextOverflow) as error:
             self._sender.discard(key)
             self.num_refused += 1
+            retry_after_s = error.retry_after_s if isinstance(error, CapacityError) else math.inf
             refusal = GrantRefused(
                 sender=self._incarnation,
                 receiver=peer,
                 handoff_id=grant.handoff_id,
                 message=error.message,
-                retry_after_s=error.retry_after_s,
+                retry_after_s=retry_after_s,
             )
             self._outbox.send(peer, refusal)
 
@@ -99,7 +106,7 @@ class PrefillRole:
                 if self._sender.fail(key, error.message):
                     self._withdraw(key, now_ns=now_ns)
 
-    def after_pass(self, batch: Batch, outcome: StepOutcome, *, now_ns: int) -> None:
+    def after_pass(self, batch: Batch, result: BatchResult, outcome: StepOutcome, *, now_ns: int) -> None:
         for sequence in [*outcome.prefilled, *outcome.removed]:
             key = self._keys.get(sequence.sequence_id)
             if key is not None:
@@ -107,6 +114,7 @@ class PrefillRole:
         for chunk in batch.chunks:
             key = self._keys.get(chunk.sequence_id)
             if key is not None:
+                self._mark_pass(key, result)
                 self._sender.pass_ended(key, now_ns=now_ns)
         self._free_closed()
 
@@ -116,9 +124,25 @@ class PrefillRole:
                 failed = self._sender.on_push_ended(event, now_ns=now_ns)
                 if failed is not None:
                     self._withdraw(failed, now_ns=now_ns)
+                self._mark_pushes()
             case FlushEnded():
                 self._sender.on_flush_ended(event)
         self._free_closed()
+
+    def grant_of(self, sequence_id: SequenceId) -> Grant | None:
+        """The grant that a sequence in a batch belongs to, if it is one of ours."""
+        key = self._keys.get(sequence_id)
+        return None if key is None else self._sender.grant_of(key)
+
+    def take_pushed(self) -> list[PushedLayers]:
+        """The pushes of traced handoffs that ended since the last call."""
+        pushed, self._pushed = self._pushed, []
+        return pushed
+
+    def take_ended(self) -> list[tuple[Grant, RequestInstants]]:
+        """Handoffs that ended, however, since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def _schedule(self, key: HandoffKey, grant: Grant, *, now_ns: int) -> None:
         tail_slot = self._tail_slots.allocate()
@@ -132,11 +156,12 @@ class PrefillRole:
         )
         try:
             self._scheduler.add(sequence)
-        except CapacityError:
+        except (CapacityError, ContextOverflow):
             self._tail_slots.release(tail_slot)
             raise
         self._keys[sequence.sequence_id] = key
         self._sequence_ids[key] = sequence.sequence_id
+        self._instants[key] = RequestInstants().at(Instant.ADMITTED, now_ns)
 
     def _withdraw(self, key: HandoffKey, *, now_ns: int) -> None:
         """Take the sequence out of the schedule, at once or when the running pass ends."""
@@ -147,8 +172,24 @@ class PrefillRole:
             self._held[key] = sequence
             self._sender.withdrawn(key, now_ns=now_ns)
 
+    def _mark_pass(self, key: HandoffKey, result: BatchResult) -> None:
+        instants = self._instants[key]
+        if Instant.PREFILL_STARTED not in instants.times_ns:
+            instants = instants.at(Instant.PREFILL_STARTED, result.started_ns)
+        self._instants[key] = instants.at(Instant.PREFILL_ENDED, result.ended_ns)
+
+    def _mark_pushes(self) -> None:
+        for pushed in self._sender.take_pushed():
+            key = (pushed.grant.sender, pushed.grant.handoff_id)
+            completed_ns = max(layer.completed_ns for layer in pushed.layers)
+            drained_ns = max(completed_ns, self._instants[key].times_ns.get(Instant.DRAINED, 0))
+            self._instants[key] = self._instants[key].at(Instant.DRAINED, drained_ns)
+            if pushed.grant.traced:
+                self._pushed.append(pushed)
+
     def _free_closed(self) -> None:
-        for key in self._sender.take_closed():
+        for key, grant in self._sender.take_closed():
+            self._ended.append((grant, self._instants.pop(key)))
             sequence = self._held.pop(key)
             self._pool.release(sequence.page_indices)
             if sequence.tail_slot is not None:

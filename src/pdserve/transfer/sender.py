@@ -25,7 +25,7 @@ from pdserve.fabric.port import (
     RemoteRegionId,
     SingleWrite,
 )
-from pdserve.ids import HandoffId, Incarnation, PageIndex, TailSlot, WorkerId
+from pdserve.ids import HandoffId, Incarnation, TailSlot, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.layer_counter import first_tick, ticks_per_pass
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
@@ -109,7 +109,7 @@ class Sender:
         self._flushes: dict[FlushId, tuple[Incarnation, HandoffId]] = {}
         self._next_push_id = 1
         self._next_flush_id = 1
-        self._closed: list[HandoffKey] = []
+        self._closed: list[tuple[HandoffKey, Grant]] = []
         self._pushed: list[PushedLayers] = []
         self.num_stale_messages = 0
 
@@ -263,7 +263,7 @@ class Sender:
         else:
             self._drop_peer(peer, f"the flush of handoff {handoff_id} failed with errno {event.errno}")
 
-    def take_closed(self) -> list[HandoffKey]:
+    def take_closed(self) -> list[tuple[HandoffKey, Grant]]:
         closed, self._closed = self._closed, []
         return closed
 
@@ -271,8 +271,10 @@ class Sender:
         pushed, self._pushed = self._pushed, []
         return pushed
 
-    def grant_of(self, key: HandoffKey) -> Grant:
-        return self._handoffs[key].grant
+    def grant_of(self, key: HandoffKey) -> Grant | None:
+        """None once the handoff is closed."""
+        handoff = self._handoffs.get(key)
+        return None if handoff is None else handoff.grant
 
     @property
     def num_open(self) -> int:
@@ -393,7 +395,7 @@ class Sender:
             return False
         handoff.state = after
         if after is SenderState.CLOSED:
-            self._closed.append(handoff.key)
+            self._closed.append((handoff.key, handoff.grant))
             del self._handoffs[handoff.key]
             handoff.session.handoffs.discard(handoff.key[1])
         return True
