@@ -1,0 +1,87 @@
+"""Messages between a worker and its rank process, over a Unix socket that the rank inherits.
+
+Frame: u32 little-endian length, then that many bytes of msgpack. Conversation: `RankStart`, answered by `RankReady`
+(with three file descriptors beside its first byte: KV, tail and counter region) or `StartRefused`; then any number of
+`Batch`, each answered by `PassDone` or `PassFailed`, after which the rank exits. End of file on either side ends both.
+"""
+
+import socket
+
+import msgspec
+
+from pdserve.engine.port import EngineInfo, EngineSpec
+from pdserve.errors import InternalError
+from pdserve.schedule.batch import Batch, BatchResult
+
+LENGTH_BYTES = 4
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Far above the largest batch: 32 new sequences of 128 K tokens, 5 bytes a token, are 21 MB."""
+
+NUM_REGIONS = 3
+
+
+class RankStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="start"):
+    spec: EngineSpec
+
+
+class RankReady(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ready"):
+    info: EngineInfo
+
+
+class StartRefused(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refused"):
+    """The spec can't be done; the operator reads `message`."""
+
+    message: str
+
+
+class RunPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="run"):
+    batch: Batch
+
+
+class PassDone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):
+    result: BatchResult
+
+
+class PassFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="failed"):
+    """The pass, or the start, met an error that is a bug; the rank is gone after it."""
+
+    message: str
+
+
+RankRequest = RankStart | RunPass
+RankReply = RankReady | StartRefused | PassDone | PassFailed
+
+_encoder = msgspec.msgpack.Encoder()
+request_decoder: "msgspec.msgpack.Decoder[RankRequest]" = msgspec.msgpack.Decoder(RankRequest)
+reply_decoder: "msgspec.msgpack.Decoder[RankReply]" = msgspec.msgpack.Decoder(RankReply)
+
+
+def encode_frame(message: RankRequest | RankReply) -> bytes:
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise InternalError(f"a {type(message).__name__} of {len(payload)} bytes is over the bound")
+    return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
+
+
+def frame_length(header: bytes) -> int:
+    length = int.from_bytes(header, "little")
+    if length > MAX_MESSAGE_BYTES:
+        raise InternalError(f"a message of {length} bytes between worker and rank is over the bound")
+    return length
+
+
+def receive_request(connection: socket.socket) -> RankRequest | None:
+    """The next request, waiting for it; None at the end of the file."""
+    header = _receive_exactly(connection, LENGTH_BYTES)
+    payload = _receive_exactly(connection, frame_length(header)) if header is not None else None
+    return request_decoder.decode(payload) if payload is not None else None
+
+
+def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < num_bytes:
+        piece = connection.recv(num_bytes - len(received))
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)
