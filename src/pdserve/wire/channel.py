@@ -75,7 +75,7 @@ class Channel(Generic[T]):
         encoded = self._codec.encode(message)
         if len(self._outgoing) >= MAX_QUEUED_MESSAGES or self._outgoing_bytes + len(encoded) > MAX_QUEUED_BYTES:
             num_messages, num_bytes = len(self._outgoing), self._outgoing_bytes
-            self._cut()
+            self.abort()
             raise PeerLost(
                 f"{self.peer} reads too slowly: {num_messages} messages ({num_bytes} bytes) were waiting",
                 peer=self.peer,
@@ -93,7 +93,7 @@ class Channel(Generic[T]):
         try:
             return await self._receive()
         except RemoteProtocolError:
-            self._cut()
+            self.abort()
             raise
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class Channel(Generic[T]):
                 await asyncio.wait({self._pump})
                 await self._connection.close()
         except TimeoutError:
-            self._cut()
+            self.abort()
 
     async def _receive(self) -> T:
         try:
@@ -120,7 +120,7 @@ class Channel(Generic[T]):
             case aiohttp.WSMsgType.ERROR if isinstance(incoming.data, aiohttp.WebSocketError):
                 raise RemoteProtocolError(f"broken WebSocket frame: {incoming.data}", peer=self.peer)
             case _:
-                self._cut()
+                self.abort()
                 raise PeerLost(f"the connection to {self.peer} ended", peer=self.peer)
 
     async def _send_outgoing(self) -> None:
@@ -137,9 +137,9 @@ class Channel(Generic[T]):
                 await self._wake.wait()
         except (OSError, RuntimeError, TimeoutError, aiohttp.ClientError) as error:
             _log.debug("channel_send_failed peer=%s error=%r", self.peer, error)
-            self._cut()
+            self.abort()
 
-    def _cut(self) -> None:
+    def abort(self) -> None:
         """End the connection at once; a waiting `receive` sees its end."""
         self._closing = True
         self._outgoing.clear()
