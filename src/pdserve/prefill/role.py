@@ -21,8 +21,8 @@ from pdserve.wire.peer import Cancel, Grant, GrantRefused
 class PrefillRole:
     """Threads: one. The worker calls `before_pass` and `after_pass` around each pass of the engine.
 
-    Ownership of pages and tail slot of a handoff: the scheduler's while its sequence is scheduled, then this role's, and
-    the pool's again once the sender has closed the handoff (rule H3).
+    Ownership of pages and tail slot of a handoff: the scheduler's while its sequence is scheduled, then this role's,
+    and the pool's again once the sender has closed the handoff (rule H3).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The states of a handoff, one pure table for each side; `docs/handoff.md` draws them and a test compares.
 
-Every (state, event) pair is decided: it moves, it is ignored (with the reason in the table's comments), or it is a bug and
-raises. Invariants, cited by number in the code and the tests:
+Every (state, event) pair is decided: it moves, it is ignored (with the reason in the table's comments), or it is a bug
+and raises. Invariants, cited by number in the code and the tests:
 
 1. Receiver: pages, tail slot and immediate are taken before the first state and given on or freed on entering CLOSED.
 2. Receiver: CLOSED is entered only when no write of the handoff is in flight or can still be posted (H2): all landed,

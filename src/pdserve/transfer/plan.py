@@ -1,7 +1,7 @@
 """Which pages a chunk completes, and how many writes a handoff consists of. The one place that knows.
 
-Both sides call it, so the receiver can count exactly (DESIGN section 4). A page goes over once: when a chunk completes it,
-or, incomplete, with the last chunk.
+Both sides call it, so the receiver can count exactly (DESIGN section 4). A page goes over once: when a chunk completes
+it, or, incomplete, with the last chunk.
 """
 
 from pdserve.kv.layout import KvLayout

@@ -1,7 +1,7 @@
 """The decode side of all handoffs: grants pages, counts what lands, keeps pages in quarantine until nobody may write.
 
 Rules by construction: H1 (only `Landed` hands pages on), H2 (pages leave on entering CLOSED alone), H4 (a message of
-another incarnation is counted and dropped), H5 (an immediate is forgotten before it is released), H6 (bounds and deadlines).
+another incarnation is counted and dropped), H5 (an immediate is forgotten before it is released), H6 (bounds, deadlines).
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from pdserve.ids import HandoffId, Immediate, Incarnation, PageIndex, RequestId,
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.pages import PagePool
 from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
-from pdserve.transfer.immediates import ImmediatePool, SlotPool
 from pdserve.transfer.identity import Outbox
+from pdserve.transfer.immediates import ImmediatePool, SlotPool
 from pdserve.transfer.plan import num_writes, pages_to_write
 from pdserve.units import ns_to_seconds, seconds_to_ns
 from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped
@@ -42,7 +42,7 @@ class HandoffLanded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffFailed:
-    """The handoff will not complete; its pages stay here until nobody may write them. The request may go on elsewhere."""
+    """The handoff will not complete; its pages stay here until nobody may write them. The request may go elsewhere."""
 
     request_id: RequestId
     handoff_id: HandoffId
@@ -316,7 +316,7 @@ class Receiver:
         landed: Landed | None = None,
         error: HandoffError | CapacityError | None = None,
     ) -> bool:
-        """Move a handoff; true when it moved. A wanted handoff that can't land any more is reported once, with `error`."""
+        """Move a handoff; true when it moved. A wanted handoff that can't land is reported once, with `error`."""
         before = handoff.state
         after = advance_receiver(before, event, handoff=str(handoff.handoff_id))
         if after is None:

@@ -1,4 +1,4 @@
-"""The prefill side of all handoffs: arms writes before each pass, drains, confirms, and gives pages back when nothing reads them.
+"""The prefill side of all handoffs: arms writes before each pass, drains, confirms, and gives pages back after that.
 
 Rules by construction: H3 (source pages leave on entering CLOSED alone), H4 (stale messages are counted and dropped).
 The caller owns the sequences; a handoff is closed only after the caller said that no pass fills its pages (`withdrawn`,
@@ -78,7 +78,7 @@ class _Handoff:
 
 
 class Sender:
-    """Threads: one. `closed` handoffs are taken with `take_closed`; their pages and tail slots are the caller's again."""
+    """Threads: one. Closed handoffs are taken with `take_closed`; their pages and tail slots are the caller's again."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Sender:
     # Peers
 
     def peer_joined(self, hello: PeerHello) -> None:
-        """Raises: `RemoteProtocolError` when the hello offers no regions; `FabricError` when its address is malformed."""
+        """Raises: `RemoteProtocolError` when it offers no usable regions, `FabricError` when its address is malformed."""
         if hello.kv is None or hello.tail is None:
             raise RemoteProtocolError("a decode worker must offer its KV and tail regions", peer=hello.worker_id)
         if hello.kv.num_bytes < self._layout.region_bytes(hello.num_pages):

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import aiohttp
 from aiohttp import web
 
-from pdserve.errors import AuthenticationError, PeerLost, RemoteProtocolError
+from pdserve.errors import AuthenticationError, InternalError, PeerLost, RemoteProtocolError
 from pdserve.units import MIB
 from pdserve.wire.codec import MAX_MESSAGE_BYTES, Codec
 from pdserve.wire.peer import Message
@@ -36,18 +36,19 @@ SEND_TIMEOUT_S = 30.0
 _WEBSOCKET_LIMIT_BYTES = MAX_MESSAGE_BYTES + 1
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _log = logging.getLogger(__name__)
 
 
-class Channel(Generic[T]):
-    """One end of a connection; receives messages of the union `T`, sends any message.
+class Channel(Generic[T_co]):
+    """One end of a connection; receives messages of the union `T_co`, sends any message.
 
     Threads: the event loop's only. Lifetime: whoever made it closes it; `receive` has one caller at a time.
     """
 
     def __init__(
-        self, connection: aiohttp.ClientWebSocketResponse | web.WebSocketResponse, codec: Codec[T], *, peer: str
+        self, connection: aiohttp.ClientWebSocketResponse | web.WebSocketResponse, codec: Codec[T_co], *, peer: str
     ) -> None:
         self.peer = peer
         """Address or worker id, for errors and logs; the owner may set it to the id once a handshake gave one."""
@@ -58,6 +59,13 @@ class Channel(Generic[T]):
         self._wake = asyncio.Event()
         self._closing = False
         self._pump = asyncio.create_task(self._send_outgoing(), name=f"channel {peer}")
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What the handler of an accepted connection returns. Requires: made by `accept`."""
+        if not isinstance(self._connection, web.WebSocketResponse):
+            raise InternalError(f"the connection to {self.peer} was dialled, it is no response")
+        return self._connection
 
     @property
     def closed(self) -> bool:
@@ -84,7 +92,7 @@ class Channel(Generic[T]):
         self._outgoing_bytes += len(encoded)
         self._wake.set()
 
-    async def receive(self) -> T:
+    async def receive(self) -> T_co:
         """The next message.
 
         Raises: `PeerLost` when the connection ended, `RemoteProtocolError` when the peer sent what is no message of the
@@ -107,7 +115,7 @@ class Channel(Generic[T]):
         except TimeoutError:
             self.abort()
 
-    async def _receive(self) -> T:
+    async def _receive(self) -> T_co:
         try:
             incoming = await self._connection.receive()
         except RuntimeError as error:

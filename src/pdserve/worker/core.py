@@ -1,7 +1,7 @@
 """The roles of one worker over one scheduler and one page pool, as a single object that takes events and the time.
 
-A worker is built from roles, never a role from a worker: a prefill worker has the prefill role, a decode worker the decode
-role, a colocated one both. Sans-IO: the step loop, the connections and the clock are `process`'s.
+A worker is built from roles, never a role from a worker: a prefill worker has the prefill role, a decode worker the
+decode role, a colocated one both. Sans-IO: the step loop, the connections and the clock are `process`'s.
 """
 
 from collections.abc import Callable, Iterable

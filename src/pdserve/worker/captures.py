@@ -1,0 +1,35 @@
+"""The KV of the last prompts, copied when it is whole, before anything is decoded: what `verify-handoff` compares."""
+
+from collections import OrderedDict
+
+from pdserve.decode.request import Request
+from pdserve.engine.port import Engine
+from pdserve.ids import PageIndex, RequestId
+from pdserve.kv.snapshot import copy_tokens
+
+MAX_CAPTURES = 16
+
+
+class Captures:
+    """Bounded: the oldest capture goes when there are more than `MAX_CAPTURES`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._captures: OrderedDict[RequestId, bytes] = OrderedDict()
+
+    def capture(self, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
+        """Copy the KV of the prompt without its last token, for a handed over prompt, or whole, for a local one."""
+        is_local = request.local_reason is not None
+        kv = copy_tokens(
+            self._engine.kv_region.buffer,
+            self._engine.info.layout,
+            num_pages=self._engine.info.num_pages,
+            page_indices=page_indices,
+            num_tokens=len(request.generate.prompt_token_ids) - (not is_local),
+        )
+        self._captures[request.request_id] = kv.tobytes()
+        if len(self._captures) > MAX_CAPTURES:
+            self._captures.popitem(last=False)
+
+    def get(self, request_id: RequestId) -> bytes | None:
+        return self._captures.get(request_id)

@@ -1,0 +1,102 @@
+"""The prefill side's connections: decode workers dial `/peer`, shake hands, and send grants."""
+
+import logging
+
+from aiohttp import web
+
+from pdserve.config.worker import WorkerSettings
+from pdserve.errors import FabricError, PdserveError, RemoteProtocolError
+from pdserve.fabric.port import Fabric
+from pdserve.ids import Incarnation
+from pdserve.transfer.sender import Sender
+from pdserve.wire.channel import Channel, accept, authorised
+from pdserve.wire.codec import prefill_side_codec
+from pdserve.wire.peer import Cancel, DecodeToPrefill, Grant, Heartbeat, PeerHello, PeerRefused
+from pdserve.worker.connections import Connections, serve_peer
+from pdserve.worker.driver import Driver
+from pdserve.worker.handshake import hear, hello
+
+_log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+MAX_PEERS = 1024
+"""Connections with decode workers, half-open ones included (H6)."""
+
+
+class DecodeLinks:
+    """The handler of `GET /peer` on a worker that prefills."""
+
+    def __init__(
+        self, *, settings: WorkerSettings, driver: Driver, sender: Sender, fabric: Fabric, connections: Connections
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._sender = sender
+        self._fabric = fabric
+        self._connections = connections
+        self._num_open = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if not authorised(request, self._settings.secret):
+            raise web.HTTPUnauthorized(text="the cluster secret is missing or wrong; set PDSERVE_CLUSTER_SECRET")
+        if self._num_open >= MAX_PEERS:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_PEERS} peers are connected already")
+        channel = await accept(request, prefill_side_codec())
+        self._num_open += 1
+        try:
+            await self._serve(channel)
+        except PdserveError as error:
+            _log.warning("peer_refused peer=%s reason=%r", channel.peer, error.message)
+        finally:
+            self._num_open -= 1
+            await channel.close()
+        return channel.response
+
+    async def _serve(self, channel: Channel[DecodeToPrefill]) -> None:
+        core = self._driver.core
+        channel.send(hello(core.identity, self._settings, self._fabric))
+        theirs = await hear(channel, core.identity, self._fabric, timeout_s=HELLO_TIMEOUT_S)
+        self._join(channel, theirs)
+        _log.info("peer_joined peer=%s", theirs.worker_id)
+        try:
+            await serve_peer(
+                self._connections,
+                channel,
+                peer=theirs.incarnation,
+                heartbeat_s=self._settings.heartbeat_s,
+                lease_s=theirs.lease_s,
+                on_message=lambda message: self._on_message(theirs.incarnation, message),
+            )
+        finally:
+            self._connections.remove(theirs.incarnation)
+            with self._driver.event() as now_ns:
+                core.peer_lost(theirs.incarnation, now_ns=now_ns)
+
+    def _join(self, channel: Channel[DecodeToPrefill], theirs: PeerHello) -> None:
+        """Take the peer's regions; the heartbeat that follows is the acceptance."""
+        if theirs.incarnation in self._connections:
+            channel.send(PeerRefused(field="connection", ours="open", theirs="second"))
+            raise RemoteProtocolError("it is connected already", peer=theirs.worker_id)
+        try:
+            with self._driver.event():
+                self._sender.peer_joined(theirs)
+        except (RemoteProtocolError, FabricError) as error:
+            channel.send(PeerRefused(field="regions", ours=error.message, theirs="unusable"))
+            raise
+        self._connections.add(theirs.incarnation, channel)
+        heartbeat = Heartbeat(sender=self._driver.core.identity.incarnation, receiver=theirs.incarnation)
+        channel.send(heartbeat)
+
+    def _on_message(self, peer: Incarnation, message: DecodeToPrefill) -> None:
+        """Raises: `RemoteProtocolError` when a grant is malformed: the connection ends."""
+        prefill = self._driver.core.prefill
+        if prefill is None:
+            return
+        with self._driver.event() as now_ns:
+            match message:
+                case Grant():
+                    prefill.on_grant(peer, message, now_ns=now_ns)
+                case Cancel():
+                    prefill.on_cancel(peer, message, now_ns=now_ns)
+                case Heartbeat() | PeerHello() | PeerRefused():
+                    pass

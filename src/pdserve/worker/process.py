@@ -1,0 +1,194 @@
+"""A worker from start to stop: engine, fabric, roles, connections, and their orderly end."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from pdserve.clock import SystemClock
+from pdserve.config.worker import WorkerSettings
+from pdserve.engine.client import start_engine
+from pdserve.engine.port import Engine, EngineSpec
+from pdserve.errors import ConfigError
+from pdserve.fabric.native import NativeFabric
+from pdserve.fabric.port import Fabric
+from pdserve.ids import Incarnation, WorkerId
+from pdserve.telemetry.trace import TraceBook
+from pdserve.telemetry.worker_metrics import WorkerMetrics
+from pdserve.text.tokenizer import Tokenizer
+from pdserve.transfer.identity import Identity
+from pdserve.units import div_ceil
+from pdserve.wire.cluster import FailureKind
+from pdserve.worker.captures import Captures
+from pdserve.worker.connections import Connections
+from pdserve.worker.core import FabricRegions, WorkerCore
+from pdserve.worker.decode_links import DecodeLinks
+from pdserve.worker.driver import Driver
+from pdserve.worker.endpoints import Endpoints
+from pdserve.worker.gateway_link import GatewayLink
+from pdserve.worker.prefill_links import PrefillLinks
+
+_log = logging.getLogger(__name__)
+
+
+async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Serve until `stop` is set; `on_ready` is called once the gateway welcomed the worker.
+
+    Raises: `ConfigError` when it can't start or join, `InternalError` when the engine dies, `FabricError`.
+    """
+    async with AsyncExitStack() as stack:
+        engine = await start_engine(engine_spec(settings))
+        stack.push_async_callback(engine.close)
+        fabric = NativeFabric(settings.provider, bind_host=settings.fabric_host)
+        stack.callback(fabric.close)
+        worker = _Worker(settings, engine, fabric, on_ready=on_ready)
+        await worker.run(stop)
+
+
+def engine_spec(settings: WorkerSettings) -> EngineSpec:
+    return EngineSpec(
+        model_dir=settings.model_dir,
+        num_pages=div_ceil(settings.kv_tokens, settings.page_slots),
+        page_slots=settings.page_slots,
+        num_tail_slots=settings.num_tail_slots,
+        num_threads=settings.num_threads,
+        cpus=settings.cpus,
+    )
+
+
+class _Worker:
+    """Everything between the engine and the sockets; lives as long as `run`."""
+
+    def __init__(
+        self, settings: WorkerSettings, engine: Engine, fabric: Fabric, *, on_ready: Callable[[], None]
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._fabric = fabric
+        self._on_ready = on_ready
+        identity = Identity(
+            worker_id=WorkerId(settings.name),
+            incarnation=Incarnation(secrets.randbits(63)),
+            model_fingerprint=engine.info.model_fingerprint,
+            layout=engine.info.layout,
+            num_pages=engine.info.num_pages,
+            tail_slot_bytes=engine.info.tail_slot_bytes,
+        )
+        fabric.watch(engine.counter_region)
+        regions = FabricRegions(kv=fabric.register(engine.kv_region), tail=fabric.register(engine.tail_region))
+        self._connections = Connections(incarnation=identity.incarnation)
+        captures = Captures(engine) if settings.capture_kv else None
+        core = WorkerCore(
+            settings=settings,
+            identity=identity,
+            engine=engine.info,
+            fabric=fabric,
+            regions=regions,
+            tokenizer=Tokenizer.load(Path(settings.model_dir)),
+            outbox=self._connections,
+            drop_peer=self._connections.drop,
+            on_prefilled=captures.capture if captures is not None else None,
+        )
+        metrics = WorkerMetrics(model_name=settings.model_name)
+        traces = TraceBook()
+        self._driver = Driver(
+            core=core, engine=engine, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
+        )
+        self._endpoints = Endpoints(
+            settings=settings, driver=self._driver, metrics=metrics, traces=traces, captures=captures
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._fabric.fileno(), self._driver.on_fabric_readable)
+        try:
+            async with self._serve_http() as url, aiohttp.ClientSession() as session:
+                await self._run_tasks(url, session, stop)
+        finally:
+            loop.remove_reader(self._fabric.fileno())
+
+    async def _run_tasks(self, url: str, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
+        """Run until `stop` or until a part fails; then end what is open, and everything that runs."""
+        links = self._prefill_links(session)
+        gateway = GatewayLink(
+            settings=self._settings,
+            engine=self._engine.info,
+            url=url,
+            driver=self._driver,
+            prefill_links=links,
+            session=session,
+            on_joined=self._joined,
+        )
+        stopping = asyncio.create_task(stop.wait())
+        passes = asyncio.create_task(self._driver.run_passes())
+        tasks = {stopping, passes, asyncio.create_task(self._driver.run_time()), asyncio.create_task(gateway.run())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with self._driver.event() as now_ns:
+                if self._driver.core.decode is not None:
+                    kind = FailureKind.INTERNAL if passes in done else FailureKind.SHUTTING_DOWN
+                    message = f"worker {self._settings.name} stops"
+                    self._driver.core.decode.fail_all(kind, message, now_ns=now_ns)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            if links is not None:
+                await links.close()
+        for task in done - {stopping}:
+            task.result()
+
+    def _prefill_links(self, session: aiohttp.ClientSession) -> PrefillLinks | None:
+        receiver = self._driver.core.receiver
+        if receiver is None:
+            return None
+        return PrefillLinks(
+            settings=self._settings,
+            driver=self._driver,
+            receiver=receiver,
+            fabric=self._fabric,
+            connections=self._connections,
+            session=session,
+        )
+
+    @asynccontextmanager
+    async def _serve_http(self) -> AsyncGenerator[str]:
+        """The worker's HTTP server; yields its URL. Raises: `ConfigError` when it can't listen."""
+        app = web.Application()
+        app.add_routes(self._endpoints.routes())
+        sender = self._driver.core.sender
+        if sender is not None:
+            links = DecodeLinks(
+                settings=self._settings,
+                driver=self._driver,
+                sender=sender,
+                fabric=self._fabric,
+                connections=self._connections,
+            )
+            app.router.add_get("/peer", links.handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            yield await self._listen(runner)
+        finally:
+            await runner.cleanup()
+
+    async def _listen(self, runner: web.AppRunner) -> str:
+        host = self._settings.host
+        try:
+            await web.TCPSite(runner, host, self._settings.port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"worker {self._settings.name} can't listen on {host}:{self._settings.port}: {error}"
+            ) from error
+        _, port, *_ = runner.addresses[0]
+        return f"http://{host}:{port}"
+
+    def _joined(self) -> None:
+        self._endpoints.is_ready = True
+        self._on_ready()
