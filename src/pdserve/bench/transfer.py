@@ -1,0 +1,165 @@
+"""How fast pages reach another process, beside the limit of the same path measured in the same run.
+
+Every contender moves every page of a region, in random order, `num_rounds` times; the time ends when the last page is
+in the other process. One repetition is limit, contender, limit, contender (A B A B), so that both see the same
+neighbours.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from pdserve.bench.provenance import Machine, this_commit, this_machine
+from pdserve.units import KIB, MIB
+
+DEFAULT_PAGE_BYTES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
+DEFAULT_REGION_BYTES = 128 * MIB
+DEFAULT_ROUNDS = 2
+DEFAULT_REPETITIONS = 5
+
+
+class Limit(Enum):
+    """What bounds a path; each value is the name of the executable that measures it."""
+
+    RAW_TCP = "raw_tcp"
+    """One TCP stream over loopback, one send and one receive a page."""
+    PROCESS_VM_WRITEV = "process_vm_writev"
+    """The kernel's copy into another process, 64 pages a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageRun:
+    """One measurement's work: every page of the region, `num_rounds` times."""
+
+    page_bytes: int
+    region_bytes: int
+    num_rounds: int
+
+    @property
+    def num_pages(self) -> int:
+        return self.region_bytes // self.page_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page_bytes * self.num_rounds
+
+    def gb_per_s(self, *, elapsed_ns: int) -> float:
+        """Units: 10^9 bytes a second."""
+        return self.num_bytes / elapsed_ns
+
+
+Measure = Callable[[PageRun], float]
+"""Does a run and returns its GB/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    provider: str
+    limit: Limit
+    measure: Measure
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A contender at one page size. Speeds are medians; `ratio` is the median of the ratios of the repetitions."""
+
+    provider: str
+    page_bytes: int
+    gb_per_s: float
+    limit: str
+    limit_gb_per_s: float
+    ratio: float
+    spread: float
+    """Greatest minus least ratio of the repetitions, over their median."""
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    provider: str
+    reason: str
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    page_bytes: tuple[int, ...] = DEFAULT_PAGE_BYTES
+    region_bytes: int = DEFAULT_REGION_BYTES
+    num_rounds: int = DEFAULT_ROUNDS
+    repetitions: int = DEFAULT_REPETITIONS
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    rows: tuple[Row, ...]
+    skipped: tuple[Skipped, ...]
+    configuration: Configuration
+    machine: Machine
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One repetition: a contender's speed and the limit's just before it."""
+
+    gb_per_s: float
+    limit_gb_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.gb_per_s / self.limit_gb_per_s
+
+
+def sum_up(contender: Contender, *, page_bytes: int, pairs: Sequence[Pair]) -> Row:
+    """Requires: at least one pair."""
+    ratios = [pair.ratio for pair in pairs]
+    ratio = statistics.median(ratios)
+    return Row(
+        provider=contender.provider,
+        page_bytes=page_bytes,
+        gb_per_s=statistics.median(pair.gb_per_s for pair in pairs),
+        limit=contender.limit.value,
+        limit_gb_per_s=statistics.median(pair.limit_gb_per_s for pair in pairs),
+        ratio=ratio,
+        spread=(max(ratios) - min(ratios)) / ratio,
+    )
+
+
+def measure_rows(
+    contenders: Sequence[Contender],
+    limits: Mapping[Limit, Measure],
+    configuration: Configuration,
+    *,
+    on_run: Callable[[str], None],
+) -> tuple[Row, ...]:
+    """Measure every contender at every page size. `on_run` is told what is about to run."""
+    rows: list[Row] = []
+    for page_bytes in configuration.page_bytes:
+        run = PageRun(
+            page_bytes=page_bytes, region_bytes=configuration.region_bytes, num_rounds=configuration.num_rounds
+        )
+        pairs: dict[str, list[Pair]] = {contender.provider: [] for contender in contenders}
+        for repetition in range(configuration.repetitions):
+            for contender in contenders:
+                on_run(
+                    f"{page_bytes // KIB} KiB, {repetition + 1}/{configuration.repetitions}: {contender.limit.value}, "
+                    f"{contender.provider}"
+                )
+                limit_gb_per_s = limits[contender.limit](run)
+                pairs[contender.provider].append(Pair(gb_per_s=contender.measure(run), limit_gb_per_s=limit_gb_per_s))
+        rows += [sum_up(contender, page_bytes=page_bytes, pairs=pairs[contender.provider]) for contender in contenders]
+    return tuple(rows)
+
+
+def measure_transfers(
+    contenders: Sequence[Contender],
+    limits: Mapping[Limit, Measure],
+    configuration: Configuration,
+    *,
+    skipped: Sequence[Skipped],
+    on_run: Callable[[str], None],
+) -> Report:
+    return Report(
+        rows=measure_rows(contenders, limits, configuration, on_run=on_run),
+        skipped=tuple(skipped),
+        configuration=configuration,
+        machine=this_machine(),
+        commit=this_commit(),
+    )
