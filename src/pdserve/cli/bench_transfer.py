@@ -17,7 +17,6 @@ from pdserve.bench.transfer import (
     Row,
     measure_transfers,
 )
-from pdserve.bench.transfer_fabric import fabric_contenders
 from pdserve.bench.transfer_programs import installed_peers, limit_measures
 from pdserve.errors import ConfigError
 from pdserve.units import KIB, MIB
@@ -25,7 +24,8 @@ from pdserve.units import KIB, MIB
 UNIT_BYTES = {"": 1, "K": KIB, "M": MIB}
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+# argparse has no public name for what add_subparsers returns.
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:  # pyright: ignore[reportPrivateUsage]
     parser = subparsers.add_parser("bench-transfer", help="measure page writes against the limits of this machine")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument(
@@ -37,6 +37,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Loads the native fabric, which the other commands can do without.
+    from pdserve.bench.transfer_fabric import fabric_contenders
+
     configuration = Configuration(
         page_bytes=args.pages, region_bytes=args.region, num_rounds=args.rounds, repetitions=args.repetitions
     )
