@@ -3,7 +3,6 @@
 Each takes `PAGE_BYTES REGION_BYTES ROUNDS` and ends with one JSON line.
 """
 
-import os
 import subprocess
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pdserve.bench.transfer import Contender, Limit, Measure, PageRun, Skipped
+from pdserve.config.environment import child_environment
 from pdserve.errors import ConfigError, InternalError
 
 PROGRAM_DEADLINE_S = 120.0
@@ -77,7 +77,7 @@ def measure_program(command: Sequence[str], variables: dict[str, str], run: Page
     try:
         finished = subprocess.run(
             [*command, *arguments],
-            env={**os.environ, **variables},
+            env=child_environment(**variables),
             capture_output=True,
             text=True,
             timeout=PROGRAM_DEADLINE_S,
