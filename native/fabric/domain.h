@@ -1,0 +1,98 @@
+// The libfabric objects of one provider: fabric, domain, address vector, completion queue, endpoint.
+//
+// Thread safety: none. One thread calls everything, the destructor included (FI_THREAD_DOMAIN, manual progress):
+// removing an address while another thread writes is a race inside several providers. Lifetime: registrations are
+// closed before the domain.
+//
+// Invariants:
+//   1. No exception passes through a libfabric call, and no error completion ends the process.
+//   2. What `info` came back with decides about addresses, keys and local descriptors (mr_mode), never the provider's
+//   name.
+
+#ifndef PDSERVE_FABRIC_DOMAIN_H_
+#define PDSERVE_FABRIC_DOMAIN_H_
+
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fabric/completion.h"
+#include "fabric/provider.h"
+#include "fabric/status.h"
+#include "fabric/write_port.h"
+
+namespace pdserve::fabric {
+
+template <typename Object>
+struct FidCloser {
+  void operator()(Object* object) const { fi_close(&object->fid); }
+};
+template <typename Object>
+using Fid = std::unique_ptr<Object, FidCloser<Object>>;
+
+struct Registration {
+  Fid<fid_mr> mr;
+  uint64_t base;
+  uint64_t key;
+};
+
+class Domain final : public WritePort {
+ public:
+  static Status Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain);
+
+  // What a peer passes to InsertPeer.
+  const std::vector<uint8_t>& address() const { return address_; }
+  // Writes to one peer may overtake each other, so only a delivery-complete write says anything of those before it.
+  bool reorders_writes() const { return reorders_writes_; }
+  bool needs_local_descriptors() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+
+  // `access` is FI_WRITE for a source, FI_REMOTE_WRITE for a target.
+  Status Register(char* start, uint64_t num_bytes, uint64_t access, Registration* registration);
+
+  Status InsertPeer(std::span<const uint8_t> address, fi_addr_t* peer);
+  void RemovePeer(fi_addr_t peer);
+
+  int Write(const WriteRequest& request) override;
+
+  // Makes progress. Returns how many completions were put at the front of `completions`.
+  size_t ReadCompletions(std::span<Completion> completions);
+
+  // The descriptor to poll once PrepareToWait() returned true; nullopt where the provider has none.
+  std::optional<int> wait_fd() const { return wait_fd_; }
+  bool PrepareToWait();
+
+ private:
+  Domain() = default;
+  Status GetInfo(const Provider& provider, const std::string& bind_host);
+  Status OpenObjects(const Provider& provider);
+  Status OpenCompletionQueue(const Provider& provider);
+  Status ReadAddress();
+  Status CheckAddress(std::span<const uint8_t> address) const;
+  Completion ReadError();
+
+  struct InfoFreer {
+    void operator()(fi_info* info) const { fi_freeinfo(info); }
+  };
+
+  // In the order of opening, so that destruction closes the endpoint first.
+  std::unique_ptr<fi_info, InfoFreer> info_;
+  Fid<fid_fabric> fabric_;
+  Fid<fid_domain> domain_;
+  Fid<fid_av> address_vector_;
+  Fid<fid_cq> completion_queue_;
+  Fid<fid_ep> endpoint_;
+  std::vector<uint8_t> address_;
+  std::optional<int> wait_fd_;
+  bool reorders_writes_ = false;
+};
+
+}  // namespace pdserve::fabric
+
+#endif  // PDSERVE_FABRIC_DOMAIN_H_

@@ -1,0 +1,229 @@
+#include "fabric/worker.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "fabric/shm_files.h"
+
+namespace pdserve::fabric {
+namespace {
+
+// Pinning a KV region on a NIC takes 0.1 s per GiB; a call that is not back by now never will be.
+constexpr std::chrono::seconds kCallDeadline{120};
+
+constexpr int64_t kCloseDrainNs = 1'000'000'000;
+
+// While a peer refuses writes (a connection is opening), it is asked again this often.
+constexpr int kRetryWaitMs = 1;
+
+// After something happened more usually follows within the time of one 64 KiB write: worth a look before a system call.
+constexpr int64_t kSpinNs = 20'000;
+
+// Sleeps where nothing can be waited on double from the cost of a sleep up to what an idle receiver may add to a TTFT
+// of a hundred milliseconds without anyone noticing. 1,000 wake-ups a second cost about 1% of a core.
+constexpr int64_t kMinSleepNs = 20'000;
+constexpr int64_t kMaxSleepNs = 1'000'000;
+
+constexpr size_t kBatchesPerTurn = 4;
+
+}  // namespace
+
+Status Worker::Start(const Provider& provider, const std::string& bind_host, uint64_t max_slice_bytes) {
+  max_slice_bytes_ = max_slice_bytes;
+  std::promise<Status> opened;
+  std::future<Status> result = opened.get_future();
+  thread_ = std::thread(&Worker::Run, this, std::cref(provider), bind_host, std::move(opened));
+  pthread_setname_np(thread_.native_handle(), "fabric-worker");
+  return result.get();
+}
+
+void Worker::Stop() {
+  stopping_.store(true);
+  commands_.Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Worker::Put(CommandQueue::Command command) {
+  if (stopping_.load()) return Status::Failed("fabric", ESHUTDOWN, "it was closed");
+  if (commands_.Put(std::move(command))) return Status::Ok();
+  return Status::Capacity("fabric", "the worker thread is behind with its commands");
+}
+
+Status Worker::Call(std::function<Status()> command) {
+  auto done = std::make_shared<std::promise<Status>>();
+  std::future<Status> result = done->get_future();
+  if (Status status = Put([done, command = std::move(command)] { done->set_value(command()); }); !status.ok()) {
+    return status;
+  }
+  if (result.wait_for(kCallDeadline) == std::future_status::ready) return result.get();
+  return Status::Failed("fabric", ETIMEDOUT, "the worker thread hangs in the provider");
+}
+
+void Worker::Run(const Provider& provider, const std::string& bind_host, std::promise<Status> opened) {
+  prctl(PR_SET_TIMERSLACK, 1'000);  // The default of 50 us would more than double the shortest sleeps.
+  const Status status = Open(provider, bind_host);
+  const bool is_open = status.ok();
+  opened.set_value(status);
+  if (is_open) {
+    while (!stopping_.load(std::memory_order_relaxed)) Turn();
+  }
+  DrainAndClose();
+}
+
+Status Worker::Open(const Provider& provider, const std::string& bind_host) {
+  if (provider.name == "shm") RemoveShmFilesOfDeadProcesses();
+  if (Status status = Domain::Open(provider, bind_host, &domain_); !status.ok()) return status;
+  if (Status status = RegisterSource(zero_word_bytes_.data(), zero_word_bytes_.size(), &zero_word_); !status.ok()) {
+    return status;
+  }
+  sender_ = std::make_unique<Sender>(domain_.get(), events_, counters_, zero_word_.get(), domain_->reorders_writes(),
+                                     [this](uint64_t peer_address) { domain_->RemovePeer(peer_address); });
+  return Status::Ok();
+}
+
+void Worker::DrainAndClose() {
+  if (sender_) {
+    sender_->CancelAll();
+    const int64_t deadline_ns = MonotonicNs() + kCloseDrainNs;
+    while (sender_->num_in_flight() > 0 && MonotonicNs() < deadline_ns) ReadCompletions();
+  }
+  for (CommandQueue::Command& command : commands_.TakeAll()) {
+    if (domain_) command();  // Somebody may wait for its result.
+  }
+  watcher_.reset();
+  sender_.reset();
+  exposures_.clear();
+  source_registrations_.clear();
+  domain_.reset();
+}
+
+Status Worker::RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region) {
+  std::vector<LocalRegion::Slice> slices;
+  std::vector<Registration> registrations;
+  for (const SliceRange& range : CutIntoSlices(num_bytes, max_slice_bytes_)) {
+    void* descriptor = nullptr;
+    if (domain_->needs_local_descriptors()) {
+      Registration registration;
+      Status status = domain_->Register(address + range.start, range.num_bytes, FI_WRITE, &registration);
+      if (!status.ok()) return status;
+      descriptor = fi_mr_desc(registration.mr.get());
+      registrations.push_back(std::move(registration));
+    }
+    slices.push_back({range, descriptor});
+  }
+  std::move(registrations.begin(), registrations.end(), std::back_inserter(source_registrations_));
+  *region = std::make_shared<const LocalRegion>(address, num_bytes, std::move(slices));
+  return Status::Ok();
+}
+
+Status Worker::Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor) {
+  RegionDescriptor exposed{.num_bytes = num_bytes, .slices = {}};
+  std::vector<Registration> registrations;
+  for (const SliceRange& range : CutIntoSlices(num_bytes, max_slice_bytes_)) {
+    Registration registration;
+    Status status = domain_->Register(address + range.start, range.num_bytes, FI_REMOTE_WRITE, &registration);
+    if (!status.ok()) return status;
+    exposed.slices.push_back({range.start, range.num_bytes, registration.base, registration.key});
+    registrations.push_back(std::move(registration));
+  }
+  exposures_.emplace(exposed.slices.front().key, std::move(registrations));
+  *descriptor = std::move(exposed);
+  return Status::Ok();
+}
+
+void Worker::Fence(RegionDescriptor exposure) {
+  exposures_.erase(exposure.slices.front().key);
+  settling_.push_back({MonotonicNs() + kFenceSettleNs, std::move(exposure)});
+}
+
+void Worker::Watch(LayerCounter* counter) {
+  watcher_ = std::make_unique<LayerWatcher>(counter, [this] { commands_.Wake(); });
+}
+
+void Worker::Turn() {
+  const std::vector<CommandQueue::Command> commands = commands_.TakeAll();
+  for (const CommandQueue::Command& command : commands) command();
+  const size_t num_completions = ReadCompletions();
+  const int64_t now_ns = MonotonicNs();
+  sender_->Advance(watcher_ ? watcher_->counter() : nullptr, now_ns);
+  immediates_->Expire(now_ns);
+  EmitSettledFences(now_ns);
+  if (num_completions > 0 || !commands.empty()) {
+    active_ns_ = now_ns;
+    sleep_ns_ = kMinSleepNs;
+  }
+  Wait(now_ns - active_ns_ < kSpinNs);
+}
+
+size_t Worker::ReadCompletions() {
+  std::array<Completion, 64> completions;
+  std::array<uint32_t, 64> immediates;
+  size_t num_total = 0;
+  for (size_t batch = 0; batch < kBatchesPerTurn; ++batch) {
+    const size_t num_read = domain_->ReadCompletions(completions);
+    if (num_read == 0) break;
+    num_total += num_read;
+    const int64_t now_ns = MonotonicNs();
+    size_t num_immediates = 0;
+    for (const Completion& completion : std::span(completions).first(num_read)) {
+      switch (completion.kind) {
+        case Completion::Kind::kImmediate:
+          immediates[num_immediates++] = completion.immediate;
+          break;
+        case Completion::Kind::kWriteEnded:
+          sender_->WriteEnded(completion.context, completion.error, now_ns);
+          break;
+        case Completion::Kind::kUnattributed:
+          break;  // A write of ours that ends so is found by its push's owner, who keeps a deadline.
+      }
+    }
+    if (num_immediates > 0) {
+      const uint64_t num_stale = immediates_->Arrive(std::span(immediates).first(num_immediates), now_ns);
+      counters_->num_immediates_received.fetch_add(num_immediates, std::memory_order_relaxed);
+      counters_->num_stale_immediates.fetch_add(num_stale, std::memory_order_relaxed);
+    }
+  }
+  return num_total;
+}
+
+void Worker::EmitSettledFences(int64_t now_ns) {
+  std::erase_if(settling_, [&](SettlingFence& fence) {
+    if (fence.settled_ns > now_ns) return false;
+    events_->Push(Fenced{std::move(fence.exposure)});
+    return true;
+  });
+}
+
+void Worker::Wait(bool active) {
+  if (watcher_) {
+    const uint64_t next_tick = sender_->NextTick();
+    watcher_->SetWanted(next_tick);
+    if (watcher_->ticks() >= next_tick) return;
+  }
+  if (active || stopping_.load(std::memory_order_relaxed)) return;
+  if (domain_->wait_fd().has_value()) {
+    WaitOnDescriptors();
+  } else {
+    SleepInSteps();
+  }
+}
+
+void Worker::WaitOnDescriptors() {
+  if (!domain_->PrepareToWait()) return;
+  std::array<pollfd, 2> waited = {{{*domain_->wait_fd(), POLLIN, 0}, {commands_.wake_fd(), POLLIN, 0}}};
+  poll(waited.data(), waited.size(), sender_->MustRetry() ? kRetryWaitMs : kMaxWaitMs);
+}
+
+void Worker::SleepInSteps() {
+  pollfd waited = {commands_.wake_fd(), POLLIN, 0};
+  const timespec timeout = {0, sleep_ns_};
+  ppoll(&waited, 1, &timeout, nullptr);
+  sleep_ns_ = std::min(2 * sleep_ns_, kMaxSleepNs);
+}
+
+}  // namespace pdserve::fabric

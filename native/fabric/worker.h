@@ -1,0 +1,112 @@
+// The thread that owns the libfabric objects of one domain, and everything that moves data.
+//
+// Thread safety: Start, Stop, Call, Put and Wake from other threads; everything under "on the worker thread" from
+// commands alone. Lifetime: Stop is called once, by the destructor at the latest. `events`, `counters` and `immediates`
+// outlive the worker, and so does the memory that was registered.
+//
+// Invariants:
+//   1. The thread never waits longer than kMaxWaitMs, so deadlines are kept to that.
+//   2. The thread never holds, and never waits for, Python's interpreter lock.
+
+#ifndef PDSERVE_FABRIC_WORKER_H_
+#define PDSERVE_FABRIC_WORKER_H_
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fabric/command_queue.h"
+#include "fabric/domain.h"
+#include "fabric/event_queue.h"
+#include "fabric/fabric_counters.h"
+#include "fabric/immediate_table.h"
+#include "fabric/layer_watcher.h"
+#include "fabric/sender.h"
+
+namespace pdserve::fabric {
+
+// How long a fence keeps making progress after its registration was closed, before it says that nothing is in flight.
+// The key is checked when a write's header arrives; after that its payload lands even though the region is closed (tcp
+// 1.17). What is under way is then in socket buffers (at most 6 MiB each side by default) or the rest of one window:
+// 64 MiB take 0.6 s at 1 Gbit/s. A sender that was stopped in the middle of a write can be later than any such time, so
+// the messenger fences only peers that are known dead, unreachable by their lease, or restarted.
+inline constexpr int64_t kFenceSettleNs = 1'000'000'000;
+
+class Worker {
+ public:
+  static constexpr int kMaxWaitMs = 50;
+
+  Worker(EventQueue* events, FabricCounters* counters, ImmediateTable* immediates)
+      : events_(events), counters_(counters), immediates_(immediates) {}
+  ~Worker() { Stop(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Opens the domain on the new thread; returns when that is done.
+  Status Start(const Provider& provider, const std::string& bind_host, uint64_t max_slice_bytes);
+  // Cancels, drains with a deadline, closes. No event is queued after it.
+  void Stop();
+
+  // Runs `command` on the worker thread soon. Capacity when too many are queued.
+  Status Put(CommandQueue::Command command);
+  // Runs `command` on the worker thread and returns what it returned; it owns what it captures, for it may run after a
+  // timeout.
+  Status Call(std::function<Status()> command);
+
+  // --- on the worker thread
+  Domain& domain() { return *domain_; }
+  Sender& sender() { return *sender_; }
+  Status RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region);
+  Status Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor);
+  // Ends in Fenced. REQUIRES: `exposure` came from Expose and was not fenced.
+  void Fence(RegionDescriptor exposure);
+  void Watch(LayerCounter* counter);
+
+ private:
+  struct SettlingFence {
+    int64_t settled_ns;
+    RegionDescriptor exposure;
+  };
+
+  void Run(const Provider& provider, const std::string& bind_host, std::promise<Status> opened);
+  Status Open(const Provider& provider, const std::string& bind_host);
+  void Turn();
+  size_t ReadCompletions();
+  void EmitSettledFences(int64_t now_ns);
+  // Returns when there may be something to do. `active`: this turn did something.
+  void Wait(bool active);
+  void WaitOnDescriptors();
+  void SleepInSteps();
+  void DrainAndClose();
+
+  EventQueue* const events_;
+  FabricCounters* const counters_;
+  ImmediateTable* const immediates_;
+  CommandQueue commands_;
+  std::atomic<bool> stopping_{false};
+  uint64_t max_slice_bytes_ = kMaxSliceBytes;
+
+  // The worker thread's own, in the order in which destruction is safe in reverse.
+  alignas(8) std::array<char, 8> zero_word_bytes_{};
+  std::unique_ptr<Domain> domain_;
+  std::vector<Registration> source_registrations_;
+  std::map<uint64_t, std::vector<Registration>> exposures_;  // By the key of the first slice.
+  std::vector<SettlingFence> settling_;
+  std::shared_ptr<const LocalRegion> zero_word_;
+  std::unique_ptr<Sender> sender_;
+  std::unique_ptr<LayerWatcher> watcher_;
+  int64_t active_ns_ = 0;  // The last turn that did something.
+  int64_t sleep_ns_ = 0;   // The next sleep where there is no descriptor to wait on.
+
+  std::thread thread_;
+};
+
+}  // namespace pdserve::fabric
+
+#endif  // PDSERVE_FABRIC_WORKER_H_

@@ -1,0 +1,32 @@
+// Where the sender hands its writes to: libfabric in production, a script in the native tests.
+
+#ifndef PDSERVE_FABRIC_WRITE_PORT_H_
+#define PDSERVE_FABRIC_WRITE_PORT_H_
+
+#include <cstdint>
+
+#include "fabric/region.h"
+
+namespace pdserve::fabric {
+
+struct WriteRequest {
+  Piece piece;
+  uint64_t peer_address;  // libfabric's fi_addr_t.
+  bool has_immediate;
+  uint32_t immediate;
+  // The completion means that the bytes are in the peer's memory, not only that the source may be reused.
+  bool delivery_complete;
+  void* context;
+};
+
+class WritePort {
+ public:
+  virtual ~WritePort() = default;
+  // 0 when accepted: exactly one completion with `context` follows. Otherwise a positive errno and no completion;
+  // EAGAIN asks to try again after progress, and may never end: the caller keeps a deadline.
+  virtual int Write(const WriteRequest& request) = 0;
+};
+
+}  // namespace pdserve::fabric
+
+#endif  // PDSERVE_FABRIC_WRITE_PORT_H_

@@ -1,0 +1,5 @@
+"""One-sided writes with counted arrivals: the port, libfabric behind it, and a fake with faults for tests and simulation.
+
+Knows nothing of requests, handoffs, engines or messages between workers. Start reading in `port.py`; then `native.py`
+(thin; the work is in `native/fabric/`, whose `engine.h` comes first) or `memory.py`.
+"""

@@ -1,0 +1,217 @@
+"""The fabric port over libfabric: checks and types here, everything that moves data in `native/fabric/`."""
+
+import logging
+from typing import TYPE_CHECKING, assert_never
+
+from pdserve.errors import FabricError
+from pdserve.fabric.port import (
+    ExpectationExpired,
+    FabricEvent,
+    FabricPeerId,
+    FabricStats,
+    Fenced,
+    FlushEnded,
+    FlushId,
+    Landed,
+    LayerTimes,
+    PagePush,
+    PushEnded,
+    PushId,
+    PushOutcome,
+    RegionDescriptor,
+    RegionId,
+    RegionSlice,
+    RemoteRegionId,
+    SingleWrite,
+)
+from pdserve.ids import Immediate
+from pdserve.shared_region import SharedRegion
+
+if TYPE_CHECKING:
+    from pdserve import _fabric
+
+    NativeEvent = _fabric.PushEnded | _fabric.FlushEnded | _fabric.Landed | _fabric.ExpectationExpired | _fabric.Fenced
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BIND_HOST = "127.0.0.1"
+"""Reachable from this machine alone: whoever wants more names the interface."""
+
+SliceTuples = list[tuple[int, int, int, int]]
+
+
+class NativeFabric:
+    """A `Fabric` of one libfabric provider: `tcp` or `shm`; `efa` and `verbs` take the same path, untested on hardware.
+
+    Threads: call from one thread; a worker thread (and a watcher thread, once there is a counter) never take the GIL.
+    """
+
+    def __init__(self, provider: str, *, bind_host: str | None = None, max_slice_bytes: int | None = None) -> None:
+        """Open the provider; `bind_host` names the local address for `tcp` and `verbs`.
+
+        Raises: `FabricError` when libfabric or the provider is not available.
+        """
+        self._module = _load()
+        self._provider = provider
+        self._engine = self._module.Engine(
+            provider,
+            bind_host=bind_host or DEFAULT_BIND_HOST,
+            max_slice_bytes=max_slice_bytes or self._module.MAX_SLICE_BYTES,
+        )
+        # Registered memory must stay mapped as long as the engine may read it.
+        self._regions: list[SharedRegion] = []
+        major, minor = self._module.libfabric_version()
+        logger.info("fabric_opened provider=%s libfabric=%d.%d", provider, major, minor)
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    @property
+    def address(self) -> bytes:
+        return self._engine.address
+
+    def watch(self, counter: SharedRegion) -> None:
+        self._engine.watch(counter.address, counter.num_bytes)
+        self._regions.append(counter)
+
+    def register(self, region: SharedRegion) -> RegionId:
+        region_id = self._engine.register(region.address, region.num_bytes)
+        self._regions.append(region)
+        return RegionId(region_id)
+
+    def expose(self, region_id: RegionId) -> RegionDescriptor:
+        return _to_descriptor(self._engine.expose(region_id))
+
+    def fence(self, exposure: RegionDescriptor) -> None:
+        self._engine.fence(exposure.num_bytes, _to_tuples(exposure))
+
+    def connect(self, address: bytes) -> FabricPeerId:
+        return FabricPeerId(self._engine.connect(address))
+
+    def disconnect(self, peer_id: FabricPeerId) -> None:
+        self._engine.disconnect(peer_id)
+
+    def attach(self, peer_id: FabricPeerId, descriptor: RegionDescriptor) -> RemoteRegionId:
+        return RemoteRegionId(self._engine.attach(peer_id, descriptor.num_bytes, _to_tuples(descriptor)))
+
+    def arm(self, push: PagePush | SingleWrite) -> None:
+        match push:
+            case PagePush():
+                self._engine.arm_pages(
+                    push_id=push.push_id,
+                    peer_id=push.peer_id,
+                    source=push.source,
+                    target=push.target,
+                    immediate=push.immediate,
+                    source_pages=push.source_pages,
+                    target_pages=push.target_pages,
+                    num_layers=push.num_layers,
+                    run_bytes=push.run_bytes,
+                    source_page_bytes=push.source_page_bytes,
+                    target_page_bytes=push.target_page_bytes,
+                    source_layer_bytes=push.source_layer_bytes,
+                    target_layer_bytes=push.target_layer_bytes,
+                    source_offset=push.source_offset,
+                    target_offset=push.target_offset,
+                    first_tick=push.first_tick,
+                )
+            case SingleWrite():
+                self._engine.arm_single(
+                    push_id=push.push_id,
+                    peer_id=push.peer_id,
+                    source=push.source,
+                    target=push.target,
+                    immediate=push.immediate,
+                    source_offset=push.source_offset,
+                    target_offset=push.target_offset,
+                    num_bytes=push.num_bytes,
+                    tick=push.tick,
+                )
+            case _:
+                assert_never(push)
+
+    def cancel(self, push_id: PushId) -> None:
+        self._engine.cancel(push_id)
+
+    def flush(self, flush_id: FlushId, peer_id: FabricPeerId, target: RemoteRegionId, *, deadline_ns: int) -> None:
+        self._engine.flush(flush_id, peer_id, target, deadline_ns=deadline_ns)
+
+    def expect(self, immediate: Immediate, num_writes: int, *, deadline_ns: int, record_arrivals: bool = False) -> None:
+        self._engine.expect(immediate, num_writes, deadline_ns=deadline_ns, record_arrivals=record_arrivals)
+
+    def forget(self, immediate: Immediate) -> None:
+        self._engine.forget(immediate)
+
+    def poll(self) -> list[FabricEvent]:
+        return [self._to_event(event) for event in self._engine.poll()]
+
+    def fileno(self) -> int:
+        return self._engine.fileno()
+
+    def stats(self) -> FabricStats:
+        engine = self._engine
+        return FabricStats(**{field: getattr(engine, field) for field in FabricStats.__struct_fields__})
+
+    def close(self) -> None:
+        self._engine.close()
+        self._regions.clear()
+
+    def _to_event(self, event: "NativeEvent") -> FabricEvent:
+        native = self._module
+        match event:
+            case native.PushEnded():
+                layers = tuple(
+                    LayerTimes(
+                        computed_ns=layer.computed_ns, posted_ns=layer.posted_ns, completed_ns=layer.completed_ns
+                    )
+                    for layer in event.layers
+                )
+                outcome = PushOutcome[event.outcome.name]
+                return PushEnded(push_id=PushId(event.push_id), outcome=outcome, errno=event.error, layers=layers)
+            case native.FlushEnded():
+                return FlushEnded(flush_id=FlushId(event.flush_id), delivered=event.delivered, errno=event.error)
+            case native.Landed():
+                return Landed(
+                    immediate=Immediate(event.immediate),
+                    num_writes=event.num_writes,
+                    first_ns=event.first_ns,
+                    last_ns=event.last_ns,
+                    arrivals_ns=tuple(event.arrivals_ns),
+                )
+            case native.ExpectationExpired():
+                return ExpectationExpired(
+                    immediate=Immediate(event.immediate),
+                    num_arrived=event.num_arrived,
+                    num_expected=event.num_expected,
+                )
+            case native.Fenced():
+                return Fenced(exposure=_to_descriptor(event.slices))
+            case _:
+                assert_never(event)
+
+
+def _load():  # The inferred type is the module itself, so that its calls are checked.
+    """The native module. Raises: `FabricError` when it was not built, or libfabric is not installed."""
+    try:
+        from pdserve import _fabric
+    except ImportError as error:
+        raise FabricError(
+            f"the native fabric can't be loaded ({error}); install libfabric "
+            "(Debian and Ubuntu: apt-get install libfabric-dev) and build pdserve (make setup)",
+            operation="load",
+        ) from error
+    return _fabric
+
+
+def _to_descriptor(slices: SliceTuples) -> RegionDescriptor:
+    return RegionDescriptor(
+        num_bytes=sum(num_bytes for _, num_bytes, _, _ in slices),
+        slices=tuple(
+            RegionSlice(start=start, num_bytes=num_bytes, base=base, key=key) for start, num_bytes, base, key in slices
+        ),
+    )
+
+
+def _to_tuples(descriptor: RegionDescriptor) -> SliceTuples:
+    return [(part.start, part.num_bytes, part.base, part.key) for part in descriptor.slices]
