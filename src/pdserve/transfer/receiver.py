@@ -209,8 +209,10 @@ class Receiver:
     def on_message(self, peer: Incarnation, message: GrantRefused | HandoffStopped, *, now_ns: int) -> None:
         """Apply a message that came over the connection of `peer`."""
         handoff = self._handoffs.get(message.handoff_id)
-        if not self._is_current(peer, message) or handoff is None or handoff.peer != peer:
+        if not self._is_current(peer, message) or (handoff is not None and handoff.peer != peer):
             self.num_stale_messages += 1
+            return
+        if handoff is None:  # it closed while the message was under way
             return
         elapsed_s = ns_to_seconds(now_ns - handoff.opened_ns)
         match message:
