@@ -1,0 +1,48 @@
+"""`pdserve gateway`: the OpenAI API in front of workers that join it."""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.until_signal import run_until_signal
+from pdserve.config import environment
+from pdserve.launch.child import report_ready
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("gateway", help="run the gateway that workers join", allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--log-level", choices=LEVELS, default="warning")
+    parser.add_argument("--model-dir", help=argparse.SUPPRESS)
+    parser.add_argument("--model-name", help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pdserve.gateway.process import run_gateway
+    from pdserve.gateway.settings import GatewaySettings
+
+    configure_logs(name="gateway", level=arguments.log_level)
+    model_dir, model_name = arguments.model_dir, arguments.model_name
+    if model_dir is None:
+        from pdserve.model.source import resolve_model
+
+        source = resolve_model(arguments.model)
+        model_dir, model_name = str(source.dir), source.name
+    settings = GatewaySettings(
+        model_name=model_name,
+        model_dir=Path(model_dir),
+        host=arguments.host,
+        port=arguments.port,
+        api_key=environment.api_key(),
+        cluster_secret=environment.cluster_secret(),
+    )
+
+    async def service(stop: asyncio.Event) -> None:
+        await run_gateway(settings, stop=stop, on_ready=lambda: report_ready(arguments.ready_fd))
+
+    run_until_signal(service)
+    return 0

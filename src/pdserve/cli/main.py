@@ -1,0 +1,51 @@
+"""Finds the subcommand and turns errors into one line and an exit status."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+
+from pdserve.errors import ConfigError, PdserveError
+
+COMMANDS = {
+    "serve": "pdserve.cli.serve",
+    "worker": "pdserve.cli.worker",
+    "gateway": "pdserve.cli.gateway",
+    "model": "pdserve.cli.model",
+    "trace": "pdserve.cli.trace",
+    "verify-handoff": "pdserve.cli.verify_handoff",
+    "bench-transfer": "pdserve.cli.bench_transfer",
+}
+"""Each module offers `add_parser(subparsers)` and `run(arguments) -> int`."""
+
+EXIT_CONFIG_ERROR = 2
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pdserve",
+        description="Serve LLMs with prefill and decode on separate pools of workers.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pdserve {metadata.version('pdserve')}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in COMMANDS.values():
+        import_module(module).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: done; 1: failed; 2: asked for what can't be done; 130: interrupted."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return import_module(COMMANDS[arguments.command]).run(arguments)
+    except ConfigError as error:
+        print(f"pdserve {arguments.command}: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG_ERROR
+    except PdserveError as error:
+        print(f"pdserve {arguments.command}: {type(error).__name__}: {error.message}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED

@@ -1,0 +1,138 @@
+"""`pdserve verify-handoff`: real workers hand over real prompts; bytes and tokens are compared with local ones."""
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from pdserve.bench.api_client import ApiClient
+from pdserve.bench.handoff_check import (
+    NATURAL_TEXT,
+    NUM_TOKENS,
+    Captured,
+    Comparison,
+    Prober,
+    compare,
+    prompt_lengths,
+)
+from pdserve.cli.serve import say
+from pdserve.cli.worker import add_engine_flags, engine_flags
+from pdserve.config import environment
+from pdserve.config.deployment import DeploymentRequest, place_workers
+from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
+from pdserve.text.tokenizer import Tokenizer
+
+NUM_LONG_TOKENS = 700
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "verify-handoff", help="compare handed over KV and tokens with local ones", allow_abbrev=False
+    )
+    parser.add_argument("--model", help="model directory or hub id; default: the default model")
+    add_engine_flags(parser)
+    parser.set_defaults(capture_kv=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pdserve.model.source import resolve_model
+
+    source = resolve_model(arguments.model)
+    text_ids = Tokenizer.load(source.dir).encode(NATURAL_TEXT.read_text())
+    lengths = prompt_lengths(
+        page_slots=arguments.page_slots,
+        chunk_tokens=arguments.chunk_tokens,
+        num_long=min(NUM_LONG_TOKENS, len(text_ids)),
+    )
+    prompts = [tuple(text_ids[:length]) for length in lengths]
+    settings = [
+        _settings(arguments, source.dir, source.name, num_prefill=1, num_decode=1, num_colocated=0),
+        _settings(arguments, source.dir, source.name, num_prefill=0, num_decode=0, num_colocated=1),
+    ]
+    handed_over, local = asyncio.run(_probe(settings, prompts))
+    references = _transformers_tokens(source.dir, prompts)
+    comparisons = [
+        compare(len(prompt), *captured)
+        for prompt, *captured in zip(prompts, handed_over, local, references, strict=True)
+    ]
+    return _report(comparisons)
+
+
+def _settings(
+    arguments: argparse.Namespace,
+    model_dir: Path,
+    model_name: str,
+    *,
+    num_prefill: int,
+    num_decode: int,
+    num_colocated: int,
+) -> DeploymentSettings:
+    places = place_workers(
+        DeploymentRequest(
+            num_prefill=num_prefill,
+            num_decode=num_decode,
+            num_colocated=num_colocated,
+            available_cpus=tuple(sorted(os.sched_getaffinity(0))[:2]),
+        )
+    )
+    # One thread everywhere: how a GEMM is split over threads decides its last bit.
+    return DeploymentSettings(
+        model_dir=str(model_dir),
+        model_name=model_name,
+        places=places,
+        worker_arguments=(*engine_flags(arguments), "--threads", "1"),
+    )
+
+
+async def _probe(
+    settings: list[DeploymentSettings], prompts: list[tuple[int, ...]]
+) -> tuple[list[Captured], list[Captured]]:
+    """Every prompt handed over, and computed locally; one deployment after the other."""
+    apart, colocated = settings
+    secret = environment.cluster_secret()
+    async with LocalDeployment(apart, on_progress=say) as deployment, aiohttp.ClientSession() as session:
+        prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
+        handed_over = [await prober.hand_over(prompt) for prompt in prompts]
+        await prober.require_remote(num_local=sum(len(prompt) == 1 for prompt in prompts))
+    async with LocalDeployment(colocated, on_progress=say) as deployment, aiohttp.ClientSession() as session:
+        prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
+        local = [await prober.compute_locally(prompt) for prompt in prompts]
+    return handed_over, local
+
+
+def _transformers_tokens(model_dir: Path, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
+    """Greedy tokens of `transformers` in float32, where it is installed."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        say("transformers is not installed: tokens are compared with the colocated worker alone")
+        return [None] * len(prompts)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    tokens: list[tuple[int, ...] | None] = []
+    for prompt in prompts:
+        output = model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)
+        tokens.append(tuple(output[0, len(prompt) :].tolist()))
+    return tokens
+
+
+def _report(comparisons: list[Comparison]) -> int:
+    for comparison in comparisons:
+        against_transformers = {True: "equal", False: "DIFFERENT", None: "not compared"}[comparison.equals_transformers]
+        print(
+            f"prompt_tokens={comparison.num_prompt_tokens} kv_bytes={comparison.kv_bytes} "
+            f"mismatched_bytes={comparison.num_mismatched_bytes} "
+            f"tokens: colocated {'equal' if comparison.equals_colocated else 'DIFFERENT'}, "
+            f"transformers {against_transformers}"
+        )
+    is_ok = all(comparison.is_ok for comparison in comparisons)
+    num_mismatched = sum(comparison.num_mismatched_bytes for comparison in comparisons)
+    print(
+        f"verify-handoff: {'ok' if is_ok else 'FAILED'} prompts={len(comparisons)} "
+        f"kv_bytes={sum(comparison.kv_bytes for comparison in comparisons)} mismatched_bytes={num_mismatched}"
+    )
+    sys.stdout.flush()
+    return 0 if is_ok else 1

@@ -1,0 +1,120 @@
+"""`pdserve worker`: one worker, joined to a gateway."""
+
+import argparse
+import asyncio
+import os
+
+from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.until_signal import run_until_signal
+from pdserve.config import environment
+from pdserve.config.role import Role
+from pdserve.config.worker import (
+    DEFAULT_CHUNK_TOKENS,
+    DEFAULT_KV_TOKENS,
+    DEFAULT_MAX_RUNNING,
+    DEFAULT_PAGE_SLOTS,
+    PROVIDERS,
+    WorkerSettings,
+)
+from pdserve.errors import ConfigError
+from pdserve.launch.child import report_ready
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("worker", help="run one worker and join a gateway", allow_abbrev=False)
+    parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
+    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
+    parser.add_argument("--join", required=True, metavar="URL", help="the gateway, such as http://10.0.0.1:8000")
+    parser.add_argument("--name", help="default: the role, the host name and the process id")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and that other workers dial")
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--fabric-host", help="address of the interface for RDMA writes; default: --host")
+    parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
+    parser.add_argument("--threads", type=int, help="default: one a core of --cpus, else 1")
+    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS")
+    add_engine_flags(parser)
+    parser.add_argument("--log-level", choices=LEVELS, default="warning")
+    parser.add_argument("--model-dir", help=argparse.SUPPRESS)
+    parser.add_argument("--model-name", help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that `pdserve serve` hands to each of its workers."""
+    parser.add_argument("--provider", choices=PROVIDERS, default="tcp", help="libfabric provider (default: tcp)")
+    parser.add_argument("--kv-tokens", type=int, default=DEFAULT_KV_TOKENS, help="tokens that the KV cache holds")
+    parser.add_argument("--page-slots", type=int, default=DEFAULT_PAGE_SLOTS, help="tokens in a page")
+    parser.add_argument("--chunk-tokens", type=int, default=DEFAULT_CHUNK_TOKENS, help="most prompt tokens in a pass")
+    parser.add_argument("--max-running", type=int, default=DEFAULT_MAX_RUNNING, help="most sequences in a pass")
+    parser.add_argument("--capture-kv", action="store_true", help=argparse.SUPPRESS)
+
+
+def engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The flags of `add_engine_flags`, spelled out for a child."""
+    flags = ("provider", "kv_tokens", "page_slots", "chunk_tokens", "max_running")
+    spelled = [part for flag in flags for part in (f"--{flag.replace('_', '-')}", str(getattr(arguments, flag)))]
+    return (*spelled, *(("--capture-kv",) if arguments.capture_kv else ()))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pdserve.worker.process import run_worker
+
+    settings = worker_settings(arguments)
+    configure_logs(name=settings.name, level=arguments.log_level)
+    if settings.cpus:
+        os.sched_setaffinity(0, settings.cpus)
+
+    async def service(stop: asyncio.Event) -> None:
+        await run_worker(settings, stop=stop, on_ready=lambda: report_ready(arguments.ready_fd))
+
+    run_until_signal(service)
+    return 0
+
+
+def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
+    """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
+    for flag in ("kv_tokens", "page_slots", "chunk_tokens", "max_running"):
+        if getattr(arguments, flag) < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be 1 or more, not {getattr(arguments, flag)}")
+    unknown_cpus = set(arguments.cpus) - os.sched_getaffinity(0)
+    if unknown_cpus:
+        raise ConfigError(f"--cpus names cores that this process may not use: {sorted(unknown_cpus)}")
+    model_dir, model_name = arguments.model_dir, arguments.model_name
+    if model_dir is None:
+        from pdserve.model.source import resolve_model
+
+        source = resolve_model(arguments.model)
+        model_dir, model_name = str(source.dir), source.name
+    return WorkerSettings(
+        name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",
+        role=Role(arguments.role),
+        join_url=arguments.join.rstrip("/"),
+        model_dir=model_dir,
+        model_name=model_name,
+        host=arguments.host,
+        port=arguments.port,
+        provider=arguments.provider,
+        fabric_host=arguments.fabric_host or arguments.host,
+        cpus=arguments.cpus,
+        num_threads=arguments.threads or max(1, len(arguments.cpus)),
+        page_slots=arguments.page_slots,
+        kv_tokens=arguments.kv_tokens,
+        chunk_tokens=arguments.chunk_tokens,
+        saturation_tokens=min(64, arguments.chunk_tokens),
+        max_running=arguments.max_running,
+        join_timeout_s=arguments.join_timeout,
+        secret=environment.cluster_secret(),
+        capture_kv=arguments.capture_kv,
+    )
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """`0,2-5` as core numbers. Raises: `argparse.ArgumentTypeError`."""
+    cpus: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            cpus.extend(range(int(first), int(last if dash else first) + 1))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of cores such as 0,2-5") from error
+    return tuple(dict.fromkeys(cpus))

@@ -1,0 +1,119 @@
+"""A gateway and workers on this machine, as one thing that starts, runs and stops."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from pdserve.config.deployment import WorkerPlace
+from pdserve.errors import ConfigError, InternalError
+from pdserve.launch.child import Child
+
+START_TIMEOUT_S = 120.0
+"""Loading a small model takes seconds; a cold disk and a busy machine take more."""
+
+STOP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSettings:
+    model_dir: str
+    model_name: str
+    places: tuple[WorkerPlace, ...]
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free one."""
+    worker_arguments: tuple[str, ...] = ()
+    """Flags of `pdserve worker` for every worker."""
+    environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+def require_free_port(host: str, port: int) -> int:
+    """The port, or a free one for 0. Raises: `ConfigError` when it is taken or the address is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another with --port") from error
+        return probe.getsockname()[1]
+
+
+class LocalDeployment:
+    """`async with LocalDeployment(settings) as deployment`: started on entry, stopped whole on exit."""
+
+    def __init__(self, settings: DeploymentSettings, *, on_progress: Callable[[str], None] = lambda _: None) -> None:
+        self._settings = settings
+        self._on_progress = on_progress
+        self._children: list[Child] = []
+        self.url = ""
+
+    async def __aenter__(self) -> "LocalDeployment":
+        """Raises: `ConfigError` when something does not start; nothing is left running then."""
+        settings = self._settings
+        port = require_free_port(settings.host, settings.port)
+        self.url = f"http://{settings.host}:{port}"
+        try:
+            await self._start_all(port)
+        except BaseException:
+            await self._stop_all()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stop_all()
+
+    async def watch(self) -> None:
+        """Return never; raise `InternalError` when a process ends by itself."""
+        waits = {asyncio.create_task(child.process.wait()): child for child in self._children}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        task = done.pop()
+        raise InternalError(f"{waits[task].name} ended by itself with exit status {task.result()}")
+
+    def child(self, name: str) -> Child:
+        """The process of a worker by its name, or `gateway`."""
+        return next(child for child in self._children if child.name == name)
+
+    async def _start_all(self, port: int) -> None:
+        settings = self._settings
+        gateway = await self._start("gateway", self._gateway_arguments(port))
+        await gateway.wait_ready(timeout_s=START_TIMEOUT_S)
+        self._on_progress(f"gateway listens on {self.url}")
+        workers = [await self._start(place.name, self._worker_arguments(place)) for place in settings.places]
+        for place, worker in zip(settings.places, workers, strict=True):
+            await worker.wait_ready(timeout_s=START_TIMEOUT_S)
+            cores = f"cores {','.join(map(str, place.cpus))}" if place.cpus else "not pinned"
+            self._on_progress(f"{place.name} is ready ({place.role.value}, {cores})")
+
+    async def _start(self, name: str, arguments: Sequence[str]) -> Child:
+        child = await Child.start(name, arguments, environment=self._settings.environment)
+        self._children.append(child)
+        return child
+
+    def _gateway_arguments(self, port: int) -> tuple[str, ...]:
+        settings = self._settings
+        model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
+        return ("gateway", *model, "--host", settings.host, "--port", str(port))
+
+    def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
+        settings = self._settings
+        arguments = ["worker", "--role", place.role.value, "--name", place.name, "--join", self.url]
+        arguments += ["--model-dir", settings.model_dir, "--model-name", settings.model_name]
+        if place.cpus:
+            arguments += ["--cpus", ",".join(map(str, place.cpus))]
+        return (*arguments, *settings.worker_arguments)
+
+    async def _stop_all(self) -> None:
+        """Workers first, so that they leave in order; each within `STOP_TIMEOUT_S`."""
+        children, self._children = self._children[::-1], []
+        await asyncio.gather(*(child.stop(timeout_s=STOP_TIMEOUT_S) for child in children))
