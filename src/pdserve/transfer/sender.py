@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pdserve.errors import RemoteProtocolError
+from pdserve.errors import InternalError, RemoteProtocolError
 from pdserve.fabric.port import (
     Fabric,
     FabricPeerId,
@@ -28,9 +28,10 @@ from pdserve.fabric.port import (
 from pdserve.ids import HandoffId, Incarnation, TailSlot, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.layer_counter import first_tick, ticks_per_pass
+from pdserve.transfer.grant import contradiction
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
 from pdserve.transfer.identity import Outbox
-from pdserve.transfer.plan import pages_completed, pages_to_write
+from pdserve.transfer.plan import pages_completed
 from pdserve.units import seconds_to_ns
 from pdserve.wire.peer import Addressed, Grant, HandoffStopped, PeerHello
 
@@ -106,7 +107,7 @@ class Sender:
         self._sessions: dict[Incarnation, _Session] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._by_push: dict[PushId, _Handoff] = {}
-        self._flushes: dict[FlushId, tuple[Incarnation, HandoffId]] = {}
+        self._flushes: dict[FlushId, tuple[_Session, HandoffId]] = {}
         self._next_push_id = 1
         self._next_flush_id = 1
         self._closed: list[tuple[HandoffKey, Grant]] = []
@@ -116,7 +117,9 @@ class Sender:
     # Peers
 
     def peer_joined(self, hello: PeerHello) -> None:
-        """Raises: `RemoteProtocolError` when it offers no usable regions, `FabricError` when its address is malformed."""
+        """Requires: `not is_connected`. Raises: `RemoteProtocolError` (no usable regions), `FabricError` (address)."""
+        if self.is_connected(hello.incarnation):
+            raise InternalError(f"peer {hello.worker_id} joined again before its last session was lost")
         if hello.kv is None or hello.tail is None:
             raise RemoteProtocolError("a decode worker must offer its KV and tail regions", peer=hello.worker_id)
         if hello.kv.num_bytes < self._layout.region_bytes(hello.num_pages):
@@ -248,12 +251,13 @@ class Sender:
         return handoff.key if must_withdraw else None
 
     def on_flush_ended(self, event: FlushEnded) -> None:
-        peer, handoff_id = self._flushes.pop(event.flush_id)
+        session, handoff_id = self._flushes.pop(event.flush_id)
+        peer = session.incarnation
         handoff = self._handoffs.get((peer, handoff_id))
         reason = handoff.reason if handoff is not None else "it had been pushed whole"
         if handoff is not None:
             self._apply(handoff, SenderEvent.FLUSHED if event.delivered else SenderEvent.FLUSH_FAILED)
-        if not self.is_connected(peer):
+        if self._sessions.get(peer) is not session:  # lost; the peer may be back, with another session
             return
         if event.delivered:
             self._outbox.send(
@@ -286,28 +290,14 @@ class Sender:
         return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
 
     def _check(self, session: _Session, grant: Grant) -> None:
-        page_slots = self._layout.page_slots
-        problem: str | None = None
+        problem = contradiction(
+            grant,
+            page_slots=self._layout.page_slots,
+            num_pages=session.num_pages,
+            num_tail_slots=session.tail_region_bytes // self._tail_slot_bytes,
+        )
         if grant.handoff_id in session.handoffs:
             problem = "it was granted before"
-        elif not 0 <= grant.num_held_tokens < len(grant.token_ids) - 1:
-            problem = f"{grant.num_held_tokens} of {len(grant.token_ids)} tokens are held: nothing to prefill"
-        elif grant.num_held_tokens % page_slots:
-            problem = f"{grant.num_held_tokens} held tokens are no whole pages of {page_slots}"
-        elif not 0 <= grant.tail_slot < session.tail_region_bytes // self._tail_slot_bytes:
-            problem = f"tail slot {grant.tail_slot} is outside the tail region"
-        elif len(grant.page_indices) != len(
-            pages_to_write(
-                num_held_tokens=grant.num_held_tokens,
-                num_prompt_tokens=len(grant.token_ids),
-                page_slots=page_slots,
-            )
-        ):
-            problem = f"{len(grant.page_indices)} pages do not fit {len(grant.token_ids)} tokens"
-        elif not all(0 <= page_index < session.num_pages for page_index in grant.page_indices):
-            problem = f"a page index is outside [0, {session.num_pages})"
-        elif len(set(grant.page_indices)) != len(grant.page_indices):
-            problem = "a page is granted twice"
         if problem is not None:
             raise RemoteProtocolError(f"grant {grant.handoff_id} is malformed: {problem}", peer=session.worker_id)
 
@@ -385,7 +375,7 @@ class Sender:
     def _flush(self, session: _Session, handoff_id: HandoffId, *, now_ns: int) -> None:
         flush_id = FlushId(self._next_flush_id)
         self._next_flush_id += 1
-        self._flushes[flush_id] = (session.incarnation, handoff_id)
+        self._flushes[flush_id] = (session, handoff_id)
         deadline_ns = now_ns + seconds_to_ns(FLUSH_TIMEOUT_S)
         self._fabric.flush(flush_id, session.peer_id, session.tail, deadline_ns=deadline_ns)
 
