@@ -47,7 +47,7 @@ async def served(
             await serve(channel)
         finally:
             await channel.close()
-        return web.Response()
+        return channel.response
 
     app = web.Application()
     app.router.add_get("/channel", handle)

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms, latency_histogram
+from pdserve.telemetry.total import Total
 from pdserve.units import ns_to_seconds
 
 GATEWAY_INTERVALS = (
@@ -50,7 +51,9 @@ class GatewayMetrics:
             "pdserve:requests_failed_total", "Requests refused or failed.", ("code",), registry=registry
         )
         self._cancelled = Counter("pdserve:requests_cancelled_total", "Requests whose client left.", registry=registry)
-        self._retries = Counter("pdserve:request_retries_total", "Requests sent to another worker.", registry=registry)
+        self._retries = Total(
+            Counter("pdserve:request_retries_total", "Requests sent to another worker.", registry=registry)
+        )
         self._prefills = Counter(
             "pdserve:prefills_total", "Where prompts were prefilled.", ("place",), registry=registry
         )
@@ -91,17 +94,16 @@ class GatewayMetrics:
     def observe_cancelled(self) -> None:
         self._cancelled.inc()
 
-    def observe_retry(self) -> None:
-        self._retries.inc()
-
     def observe_prefill(self, place: str) -> None:
         self._prefills.labels(place=place).inc()
 
     def observe_stale(self, kind: str) -> None:
         self._stale.labels(kind=kind).inc()
 
-    def set_pending(self, num_pending: int) -> None:
+    def set_requests(self, *, num_pending: int, num_retries: int) -> None:
+        """Requests pending now, and the retries since the gateway started."""
         self._pending.set(num_pending)
+        self._retries.set(num_retries)
 
     def clear_workers(self) -> None:
         """Forget all workers; call before `set_worker` of each live one."""

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms
+from pdserve.telemetry.total import Total
 
 WORKER_INTERVALS = (
     Interval("pdserve:grant_seconds", Instant.ACCEPTED, Instant.GRANTED, "Time until pages were granted."),
@@ -27,13 +28,13 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._intervals = IntervalHistograms(registry, WORKER_INTERVALS, model_name=model_name)
-        self._bytes_pushed = _Total(
+        self._bytes_pushed = Total(
             Counter("pdserve:bytes_pushed_total", "KV bytes written to peers.", registry=registry)
         )
-        self._writes_failed = _Total(
+        self._writes_failed = Total(
             Counter("pdserve:writes_failed_total", "Writes that ended with an error.", registry=registry)
         )
-        self._stale_immediates = _Total(
+        self._stale_immediates = Total(
             Counter("pdserve:stale_immediates_total", "Immediates of a closed handoff.", registry=registry)
         )
         self._pushes = Gauge("pdserve:pushes_in_flight", "Writes posted and not completed.", registry=registry)
@@ -82,15 +83,3 @@ class WorkerMetrics:
     def exposition(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self.registry)
-
-
-class _Total:
-    """A counter that is told its total, by somebody who counts on his own."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._total = 0
-
-    def set(self, total: int) -> None:
-        self._counter.inc(total - self._total)
-        self._total = total

@@ -1,0 +1,108 @@
+"""OpenAI's answer bodies: whole, and as the chunks of a stream."""
+
+from typing import Protocol, assert_never
+
+from pdserve.wire.cluster import FinishReason
+
+JsonObject = dict[str, object]
+
+
+class AnswerShape(Protocol):
+    """What differs between the two completion APIs."""
+
+    id_prefix: str
+    object_name: str
+    chunk_object_name: str
+
+    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
+        """The one choice of a whole answer."""
+        ...
+
+    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
+        """The one choice of a chunk."""
+        ...
+
+
+class ChatShape:
+    id_prefix = "chatcmpl-"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason.value}
+
+    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
+        delta: JsonObject = {"role": "assistant"} if is_first else {}
+        if text or is_first:
+            delta["content"] = text
+        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": _value(finish_reason)}
+
+
+class CompletionShape:
+    id_prefix = "cmpl-"
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason.value}
+
+    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
+        return {"index": 0, "text": text, "logprobs": None, "finish_reason": _value(finish_reason)}
+
+
+class AnswerWriter:
+    """Bodies of one request's answer."""
+
+    def __init__(
+        self, shape: AnswerShape, *, answer_id: str, created_s: int, model_name: str, system_fingerprint: str
+    ) -> None:
+        self._shape = shape
+        self._head: JsonObject = {
+            "id": answer_id,
+            "created": created_s,
+            "model": model_name,
+            "system_fingerprint": system_fingerprint,
+        }
+
+    def whole(self, text: str, finish_reason: FinishReason, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+        return {
+            **self._head,
+            "object": self._shape.object_name,
+            "choices": [self._shape.choice(text, finish_reason)],
+            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
+        }
+
+    def chunk(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
+        return {
+            **self._head,
+            "object": self._shape.chunk_object_name,
+            "choices": [self._shape.chunk_choice(text, finish_reason, is_first=is_first)],
+        }
+
+    def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+        """The last chunk, where the client asked for usage."""
+        return {
+            **self._head,
+            "object": self._shape.chunk_object_name,
+            "choices": [],
+            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
+        }
+
+
+def usage(*, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+    }
+
+
+def _value(finish_reason: FinishReason | None) -> str | None:
+    match finish_reason:
+        case None:
+            return None
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return finish_reason.value
+        case _:
+            assert_never(finish_reason)

@@ -1,0 +1,102 @@
+"""The aiohttp application: routes, and what surrounds every handler."""
+
+import logging
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from pdserve.clock import Clock, SystemClock
+from pdserve.errors import AuthenticationError, PdserveError
+from pdserve.gateway.completion_endpoints import CompletionEndpoints
+from pdserve.gateway.errors import SERVER_ERROR, Failure, RequestFailed, failure_of, failure_of_http
+from pdserve.gateway.hub import Hub
+from pdserve.gateway.settings import GatewaySettings
+from pdserve.gateway.status_endpoints import StatusEndpoints
+from pdserve.gateway.tokenizer import GatewayTokenizer
+from pdserve.telemetry.gateway_metrics import GatewayMetrics
+from pdserve.wire.channel import accept, authorised
+from pdserve.wire.codec import gateway_codec
+
+_log = logging.getLogger(__name__)
+
+
+def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: Clock | None = None) -> web.Application:
+    """A gateway without its socket.
+
+    Requires: it is served with `handler_cancellation`, which is how a client that leaves is noticed.
+    """
+    clock = clock or SystemClock()
+    metrics = GatewayMetrics(model_name=settings.model_name)
+    hub = Hub(settings, metrics, clock)
+    completions = CompletionEndpoints(settings, tokenizer, hub, metrics, clock)
+    status = StatusEndpoints(hub, metrics, clock, model_name=settings.model_name)
+
+    async def cluster(request: web.Request) -> web.StreamResponse:
+        if not authorised(request, settings.cluster_secret):
+            raise AuthenticationError("the cluster secret is missing or wrong")
+        channel = await accept(request, gateway_codec())
+        try:
+            await hub.serve_worker(channel)
+        finally:
+            await channel.close()
+        return channel.response
+
+    async def start(app: web.Application) -> None:
+        hub.start()
+
+    async def stop(app: web.Application) -> None:
+        await hub.stop()
+
+    app = web.Application(
+        client_max_size=settings.max_body_bytes, middlewares=[_openai_errors, _require_key(settings.api_key)]
+    )
+    app.router.add_post("/v1/chat/completions", completions.chat)
+    app.router.add_post("/v1/completions", completions.completion)
+    app.router.add_get("/v1/models", status.models)
+    app.router.add_get("/health", status.ready)
+    app.router.add_get("/ready", status.ready)
+    app.router.add_get("/live", status.live)
+    app.router.add_get("/metrics", status.metrics)
+    app.router.add_get("/version", status.version)
+    app.router.add_get("/workers", status.workers)
+    app.router.add_get("/cluster", cluster)
+    app.on_startup.append(start)
+    app.on_shutdown.append(stop)
+    return app
+
+
+@web.middleware
+async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever a handler raises becomes an OpenAI error body with its status (rule H9)."""
+    try:
+        return await handler(request)
+    except RequestFailed as error:
+        failure = error.failure
+    except PdserveError as error:
+        failure = failure_of(error)
+    except web.HTTPException as error:
+        failure = failure_of_http(error)
+    except ConnectionError:
+        raise
+    except Exception:
+        _log.exception("handler_failed path=%s", request.path)
+        failure = Failure(
+            status=500, type=SERVER_ERROR, code="internal_error", message="internal error; the gateway's log has more"
+        )
+    return web.Response(
+        body=msgspec.json.encode(failure.body),
+        status=failure.status,
+        content_type="application/json",
+        headers=failure.headers,
+    )
+
+
+def _require_key(api_key: str | None) -> Middleware:
+    @web.middleware
+    async def require_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith("/v1/") and not authorised(request, api_key):
+            raise AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
+        return await handler(request)
+
+    return require_key

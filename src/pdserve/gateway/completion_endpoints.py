@@ -1,0 +1,102 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from pdserve.clock import Clock
+from pdserve.errors import PdserveError
+from pdserve.gateway.answering import EventStream, answer_whole
+from pdserve.gateway.answers import AnswerShape, AnswerWriter, ChatShape, CompletionShape
+from pdserve.gateway.dispatcher import Work
+from pdserve.gateway.errors import INVALID_REQUEST, Failure, RequestFailed, failure_of
+from pdserve.gateway.hub import Hub
+from pdserve.gateway.prompt import Prompt, PromptReader
+from pdserve.gateway.request_record import RequestRecord
+from pdserve.gateway.settings import GatewaySettings
+from pdserve.gateway.tokenizer import GatewayTokenizer
+from pdserve.ids import RequestId
+from pdserve.telemetry.gateway_metrics import GatewayMetrics
+from pdserve.telemetry.instants import Instant
+from pdserve.units import seconds_to_ns
+
+TRACE_HEADER = "X-Pdserve-Trace"
+"""Set to `1`, the workers record the request's layers and pushes."""
+
+_log = logging.getLogger(__name__)
+
+
+class CompletionEndpoints:
+    """Handlers. A client that leaves cancels its handler, which aborts the request (`handler_cancellation`)."""
+
+    def __init__(
+        self, settings: GatewaySettings, tokenizer: GatewayTokenizer, hub: Hub, metrics: GatewayMetrics, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._reader = PromptReader(tokenizer, model_name=settings.model_name)
+        self._hub = hub
+        self._metrics = metrics
+        self._clock = clock
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, self._reader.chat, ChatShape())
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._complete(request, self._reader.completion, CompletionShape())
+
+    async def _complete(
+        self, request: web.Request, read_prompt: Callable[[bytes], Awaitable[Prompt]], shape: AnswerShape
+    ) -> web.StreamResponse:
+        """Every way out of here ends the record, and leaves nothing of the request in the hub (rule H7)."""
+        record = RequestRecord(self._metrics, self._clock)
+        request_id = RequestId(shape.id_prefix + secrets.token_hex(16))
+        deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
+        try:
+            prompt = await read_prompt(await self._body(request))
+            record.tokenized(len(prompt.token_ids))
+            work = Work(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=prompt.sampling(max_model_len=self._hub.require_max_model_len()),
+                deadline_ns=deadline_ns,
+                streams=bool(prompt.fields.stream),
+                traced=request.headers.get(TRACE_HEADER) == "1",
+            )
+            stream = self._hub.submit(work)
+            record.at(Instant.DISPATCHED)
+            writer = AnswerWriter(
+                shape,
+                answer_id=request_id,
+                created_s=int(time.time()),
+                model_name=self._settings.model_name,
+                system_fingerprint=f"pdserve-{self._hub.fingerprint}",
+            )
+            if not work.streams:
+                return await answer_whole(stream, writer, record)
+            events = EventStream(request, write_timeout_s=self._settings.write_timeout_s)
+            return await events.answer(stream, writer, record, includes_usage=prompt.fields.includes_usage)
+        except PdserveError as error:
+            record.failed(failure_of(error))
+            raise
+        except RequestFailed as error:
+            record.failed(error.failure)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            record.cancelled()
+            raise
+        finally:
+            self._hub.release(request_id)
+            _log.debug("request_ended request_id=%s outcome=%s", request_id, record.outcome)
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                return await request.read()
+        except TimeoutError as error:
+            raise RequestFailed(
+                Failure(status=408, type=INVALID_REQUEST, code="timeout", message="the body did not arrive in time")
+            ) from error

@@ -1,0 +1,243 @@
+"""Which worker has which request, and what happens when one is lost: decided here, sans-IO.
+
+Invariants (the state machine test checks them):
+1. A request ends exactly once: by a delta with a finish reason, by `Fail`, or by `cancel` (rule H7).
+2. An attempt belongs to one incarnation of one worker; what anybody else says of it is refused and counted (rule H4).
+3. After a delta was delivered to a client that streams, the request is never sent to another worker (rule H9).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pdserve.cluster.registry import Registry
+from pdserve.cluster.view import WorkerView
+from pdserve.errors import CapacityError
+from pdserve.gateway.errors import OVERLOADED, SERVER_ERROR, Failure, RequestFailed, failure_of_worker, no_worker
+from pdserve.ids import Incarnation, RequestId, WorkerId
+from pdserve.routing.least_loaded import Route, choose
+from pdserve.sampling import SamplingParams
+from pdserve.units import ns_to_seconds
+from pdserve.wire.cluster import Abort, Delta, Failed, FailureKind, Generate, Generated, PrefillTarget
+
+MAX_RETRIES = 2
+"""A request that three workers could not answer may be what breaks them."""
+
+RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request as it is dispatched."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    deadline_ns: int
+    streams: bool
+    """Deltas reach the client at once, so that they can't be taken back."""
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give the message to the connection of this worker."""
+
+    worker_id: WorkerId
+    message: Generate | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    request_id: RequestId
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Forget what was delivered: the request starts again on another worker."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    request_id: RequestId
+    failure: Failure
+
+
+Action = Send | Deliver | Restart | Fail
+
+
+@dataclass(slots=True)
+class _Pending:
+    work: Work
+    attempt_id: RequestId
+    worker_id: WorkerId
+    incarnation: Incarnation
+    num_retries: int = 0
+    has_delta: bool = False
+    excluded: set[WorkerId] = field(default_factory=set[WorkerId])
+
+
+class Dispatcher:
+    """The table of pending requests. Every method returns the actions that follow, in order."""
+
+    def __init__(self, registry: Registry, *, max_pending: int) -> None:
+        self._registry = registry
+        self._max_pending = max_pending
+        self._by_request: dict[RequestId, _Pending] = {}
+        self._by_attempt: dict[RequestId, _Pending] = {}
+        self.num_stale = 0
+        """Deltas and failures that belonged to no pending attempt of their sender."""
+        self.num_retries = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._by_request)
+
+    def submit(self, work: Work, now_ns: int) -> list[Action]:
+        """Raises: `RequestFailed` when the table is full or no worker can take it; nothing is pending then."""
+        if len(self._by_request) >= self._max_pending:
+            raise RequestFailed(
+                Failure(
+                    status=429,
+                    type=OVERLOADED,
+                    code="over_capacity",
+                    message=f"{self._max_pending} requests are pending, the most this gateway takes; try again later",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            )
+        try:
+            route = choose(self._registry.view, num_prompt_tokens=len(work.prompt_token_ids))
+        except CapacityError as error:
+            raise RequestFailed(no_worker()) from error
+        pending = _Pending(work, work.request_id, route.decode.worker_id, route.decode.incarnation)
+        self._by_request[work.request_id] = pending
+        self._by_attempt[pending.attempt_id] = pending
+        return [self._send(pending, route, now_ns)]
+
+    def generated(self, worker_id: WorkerId, generated: Generated) -> list[Action]:
+        actions: list[Action] = []
+        for delta in generated.deltas:
+            pending = self._owned(delta.request_id, worker_id, generated.sender)
+            if pending is None:
+                continue
+            pending.has_delta = True
+            actions.append(Deliver(pending.work.request_id, delta))
+            if delta.finish_reason is not None:
+                self._end(pending)
+        return actions
+
+    def failed(self, worker_id: WorkerId, failed: Failed, now_ns: int) -> list[Action]:
+        """A worker gave a request up. One that is full or shuts down is a reason to ask another."""
+        pending = self._owned(failed.request_id, worker_id, failed.sender)
+        if pending is None:
+            return []
+        failure = failure_of_worker(failed)
+        if failed.kind in (FailureKind.CAPACITY, FailureKind.SHUTTING_DOWN):
+            pending.excluded.add(worker_id)
+            return self._retry(pending, failure, now_ns)
+        return self._fail(pending, failure)
+
+    def worker_left(self, worker: WorkerView, now_ns: int) -> list[Action]:
+        """Everything that this incarnation had is sent to another (which may be its successor), or fails (rule H10)."""
+        failure = Failure(
+            status=503,
+            type=SERVER_ERROR,
+            code="worker_lost",
+            message=f"worker {worker.worker_id} was lost while it answered; try again",
+            retry_after_s=RETRY_AFTER_S,
+        )
+        lost = [
+            pending
+            for pending in self._by_request.values()
+            if (pending.worker_id, pending.incarnation) == (worker.worker_id, worker.incarnation)
+        ]
+        return [action for pending in lost for action in self._retry(pending, failure, now_ns)]
+
+    def cancel(self, request_id: RequestId) -> list[Action]:
+        """The client is gone; nothing when the request has ended."""
+        pending = self._by_request.get(request_id)
+        if pending is None:
+            return []
+        self._end(pending)
+        return [_abort(pending)]
+
+    def expire(self, now_ns: int) -> list[Action]:
+        """End the requests whose deadline has passed."""
+        failure = Failure(status=504, type=SERVER_ERROR, code="timeout", message="the request took too long")
+        overdue = [pending for pending in self._by_request.values() if pending.work.deadline_ns <= now_ns]
+        return self._abandon(overdue, failure)
+
+    def shut_down(self) -> list[Action]:
+        """End all requests."""
+        failure = Failure(
+            status=503,
+            type=SERVER_ERROR,
+            code="shutting_down",
+            message="the gateway is shutting down; try again",
+            retry_after_s=RETRY_AFTER_S,
+        )
+        return self._abandon(list(self._by_request.values()), failure)
+
+    def _abandon(self, requests: Iterable[_Pending], failure: Failure) -> list[Action]:
+        return [action for pending in requests for action in (_abort(pending), *self._fail(pending, failure))]
+
+    def _owned(self, attempt_id: RequestId, worker_id: WorkerId, sender: Incarnation) -> _Pending | None:
+        pending = self._by_attempt.get(attempt_id)
+        if pending is None or (pending.worker_id, pending.incarnation) != (worker_id, sender):
+            self.num_stale += 1
+            return None
+        return pending
+
+    def _retry(self, pending: _Pending, failure: Failure, now_ns: int) -> list[Action]:
+        if (pending.has_delta and pending.work.streams) or pending.num_retries >= MAX_RETRIES:
+            return self._fail(pending, failure)
+        try:
+            route = choose(
+                self._registry.view, num_prompt_tokens=len(pending.work.prompt_token_ids), excluded=pending.excluded
+            )
+        except CapacityError:
+            return self._fail(pending, failure)
+        del self._by_attempt[pending.attempt_id]
+        pending.num_retries += 1
+        self.num_retries += 1
+        pending.attempt_id = RequestId(f"{pending.work.request_id}.{pending.num_retries}")
+        pending.worker_id, pending.incarnation = route.decode.worker_id, route.decode.incarnation
+        self._by_attempt[pending.attempt_id] = pending
+        actions: list[Action] = [Restart(pending.work.request_id)] if pending.has_delta else []
+        pending.has_delta = False
+        return [*actions, self._send(pending, route, now_ns)]
+
+    def _send(self, pending: _Pending, route: Route, now_ns: int) -> Send:
+        work, decode, prefill = pending.work, route.decode, route.prefill
+        num_tokens = len(work.prompt_token_ids)
+        self._registry.dispatched(decode.worker_id, num_sequences=1, num_tokens=0 if prefill else num_tokens)
+        if prefill is not None:
+            self._registry.dispatched(prefill.worker_id, num_sequences=1, num_tokens=num_tokens)
+        generate = Generate(
+            request_id=pending.attempt_id,
+            receiver=decode.incarnation,
+            prompt_token_ids=work.prompt_token_ids,
+            sampling=work.sampling,
+            prefill=prefill_target(prefill) if prefill else None,
+            timeout_s=max(0.0, ns_to_seconds(work.deadline_ns - now_ns)),
+            traced=work.traced,
+        )
+        return Send(decode.worker_id, generate)
+
+    def _fail(self, pending: _Pending, failure: Failure) -> list[Action]:
+        self._end(pending)
+        return [Fail(pending.work.request_id, failure)]
+
+    def _end(self, pending: _Pending) -> None:
+        del self._by_request[pending.work.request_id]
+        del self._by_attempt[pending.attempt_id]
+
+
+def prefill_target(worker: WorkerView) -> PrefillTarget:
+    return PrefillTarget(worker_id=worker.worker_id, incarnation=worker.incarnation, url=worker.url)
+
+
+def _abort(pending: _Pending) -> Send:
+    return Send(pending.worker_id, Abort(request_id=pending.attempt_id, receiver=pending.incarnation))

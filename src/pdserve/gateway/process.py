@@ -1,0 +1,44 @@
+"""A gateway that listens, until it is told to stop."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aiohttp import web
+
+from pdserve.errors import ConfigError
+from pdserve.gateway.app import build_app
+from pdserve.gateway.settings import GatewaySettings
+from pdserve.text.tokenizer import Tokenizer
+
+SHUTDOWN_TIMEOUT_S = 5.0
+"""For handlers to write their last answers after the hub has failed what was pending."""
+
+_log = logging.getLogger(__name__)
+
+
+async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Callable[[], None]) -> None:
+    """Serve until `stop` is set; `ready` is called once the port listens.
+
+    Raises: `ConfigError` when the model directory has no tokenizer or the address can't be listened on.
+    """
+    tokenizer = await asyncio.to_thread(Tokenizer.load, settings.model_dir)
+    runner = web.AppRunner(
+        build_app(settings, tokenizer),
+        handler_cancellation=True,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        access_log=None,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, settings.host, settings.port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"can't listen on {settings.host}:{settings.port}: {error.strerror or error}; choose another --port"
+            ) from error
+        _log.info("gateway_listening host=%s port=%d model=%s", settings.host, settings.port, settings.model_name)
+        ready()
+        await stop.wait()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,139 @@
+"""The fields that both completion APIs share, and what they ask of the sampler."""
+
+import secrets
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.errors import ContextOverflow, InvalidField
+from pdserve.gateway.fields import NoOps
+from pdserve.sampling import SamplingParams
+
+MAX_STOP_TOKEN_IDS = 64
+"""The sampler compares each token with all of them."""
+
+MIN_TEMPERATURE = 1e-4
+"""Under this, logits divided by the temperature overflow float32; the limit is greedy, which is what is meant."""
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+
+SHARED_NO_OPS: NoOps = {
+    "n": (1,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+    "safety_identifier": (),
+    "prompt_cache_key": (),
+    "min_p": (0, 0.0),
+    "min_tokens": (0,),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "priority": (0,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+}
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool = False
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ranges are OpenAI's; null means the default, as there."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """0 and -1 mean all."""
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Who asks, in the client's words; changes nothing."""
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; None when the client leaves it to us."""
+        return self.max_tokens
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def require_consistent(self) -> None:
+        """Raises: `InvalidField` when two fields contradict each other."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidField("'stream_options' needs 'stream' to be true", param="stream_options")
+
+
+def sampling_params(
+    fields: SamplingFields,
+    *,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    default_max_tokens: int | None,
+    prompt_param: str,
+) -> SamplingParams:
+    """What the sampler is asked; a seed is drawn where the sampler needs one and the client gave none.
+
+    `default_max_tokens` is None where the default is all that the context leaves; `prompt_param` is the prompt's field.
+    Raises: `ContextOverflow` when prompt and answer don't fit the context.
+    """
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise ContextOverflow(
+            f"this model's context is {max_model_len} tokens and the prompt has {num_prompt_tokens}, "
+            "which leaves none for the answer; shorten the prompt",
+            param=prompt_param,
+        )
+    limit = fields.token_limit
+    if limit is None:
+        limit = room if default_max_tokens is None else min(room, default_max_tokens)
+    if limit > room:
+        raise ContextOverflow(
+            f"this model's context is {max_model_len} tokens and the prompt has {num_prompt_tokens}, "
+            f"which leaves no {limit} for the answer; ask for at most {room}",
+            param="max_tokens",
+        )
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    if temperature < MIN_TEMPERATURE:
+        temperature = 0.0
+    seed = secrets.randbits(63) if fields.seed is None and temperature > 0 else fields.seed
+    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+    return SamplingParams(
+        max_tokens=limit,
+        temperature=temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
+        top_k=max(0, fields.top_k or 0),
+        seed=seed,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        stop=stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+    )

@@ -1,0 +1,33 @@
+"""What a gateway is started with."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdserve.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    model_name: str
+    """The name clients ask for; `default` names it too. A worker of another name is refused."""
+    model_dir: Path
+    """Where the tokenizer lies."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    """Bearer token of `/v1/*`; None: open."""
+    cluster_secret: str | None = field(default=None, repr=False)
+    """Bearer token of `/cluster`; None: open. Required in practice when `host` is reachable by others."""
+    max_workers: int = 256
+    max_pending: int = 1024
+    """Requests at a time; one more is answered with 429."""
+    max_body_bytes: int = 4 * MIB
+    """A larger body is answered with 413."""
+    max_buffered_deltas: int = 1024
+    """Steps that a streaming client may lag behind before its request is aborted: at 20 ms a step, 20 s."""
+    request_timeout_s: float = 600.0
+    """From reading the request to its last token; then 504."""
+    body_timeout_s: float = 30.0
+    """For a client to send its body; then 408."""
+    write_timeout_s: float = 30.0
+    """For a client to take a chunk; then its connection is cut."""

@@ -1,0 +1,45 @@
+"""The deltas of one request on their way from the hub to the handler that answers the client."""
+
+import asyncio
+from collections import deque
+
+from pdserve.gateway.errors import Failure, RequestFailed
+from pdserve.wire.cluster import Delta
+
+
+class TokenStream:
+    """A bounded queue with one reader. Lifetime: from the dispatch to the end of the handler."""
+
+    def __init__(self, *, max_deltas: int) -> None:
+        self._max_deltas = max_deltas
+        self._deltas: deque[Delta] = deque()
+        self._failure: Failure | None = None
+        self._changed = asyncio.Event()
+        self.num_restarts = 0
+        """How often everything read so far became void; a reader that keeps deltas compares it."""
+
+    def put(self, delta: Delta) -> bool:
+        """False, and nothing is kept, when the reader is too far behind."""
+        if len(self._deltas) >= self._max_deltas:
+            return False
+        self._deltas.append(delta)
+        self._changed.set()
+        return True
+
+    def fail(self, failure: Failure) -> None:
+        """The reader gets what is queued, then the failure."""
+        self._failure = failure
+        self._changed.set()
+
+    def restart(self) -> None:
+        self._deltas.clear()
+        self.num_restarts += 1
+
+    async def next(self) -> Delta:
+        """Ends at the latest when the dispatcher's deadline fails the request. Raises: `RequestFailed`."""
+        while not self._deltas:
+            if self._failure is not None:
+                raise RequestFailed(self._failure)
+            self._changed.clear()
+            await self._changed.wait()
+        return self._deltas.popleft()

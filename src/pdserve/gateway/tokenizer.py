@@ -1,0 +1,17 @@
+"""The tokenizer as the gateway sees it; implemented by `pdserve.text.tokenizer`."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class GatewayTokenizer(Protocol):
+    """Threads: called from worker threads, one call at a time each."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Raises: `InvalidField` (param `messages`) when the template refuses them."""
+        ...
