@@ -2,10 +2,12 @@
 
 import argparse
 import asyncio
+import os
 from pathlib import Path
 
 from pdserve.cli.logs import LEVELS, configure_logs
 from pdserve.cli.until_signal import run_until_signal
+from pdserve.cli.worker import parse_cpus
 from pdserve.config import environment
 from pdserve.launch.child import report_ready
 
@@ -15,6 +17,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
@@ -26,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pdserve.gateway.settings import GatewaySettings
 
     configure_logs(name="gateway", level=arguments.log_level)
+    if arguments.cpus:
+        os.sched_setaffinity(0, arguments.cpus)
     model_dir, model_name = arguments.model_dir, arguments.model_name
     if model_dir is None:
         from pdserve.model.source import resolve_model

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from pdserve.config.deployment import WorkerPlace
+from pdserve.config.role import Role
 from pdserve.errors import ConfigError, InternalError
 from pdserve.launch.child import Child
 
@@ -101,9 +102,13 @@ class LocalDeployment:
         return child
 
     def _gateway_arguments(self, port: int) -> tuple[str, ...]:
+        """On the cores of the prefill workers, if there are any: there a late turn delays one prompt a little, on a
+        decode worker's core it delays a token of every stream."""
         settings = self._settings
+        cpus = sorted({cpu for place in settings.places if place.role is Role.PREFILL for cpu in place.cpus})
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
-        return ("gateway", *model, "--host", settings.host, "--port", str(port))
+        pinning = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
+        return ("gateway", *model, "--host", settings.host, "--port", str(port), *pinning)
 
     def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
         settings = self._settings
