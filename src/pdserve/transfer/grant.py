@@ -5,7 +5,7 @@ from pdserve.wire.peer import Grant
 
 
 def contradiction(grant: Grant, *, page_slots: int, num_pages: int, num_tail_slots: int) -> str | None:
-    """What a grant says against itself or against the handshake (`num_pages`, `num_tail_slots` of the peer), or None."""
+    """What a grant says against itself or the handshake (which gave `num_pages` and `num_tail_slots`), or None."""
     num_tokens, num_held = len(grant.token_ids), grant.num_held_tokens
     if not 0 <= num_held < num_tokens - 1:
         return f"{num_held} of {num_tokens} tokens are held: nothing to prefill"
