@@ -137,6 +137,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert sequence is None
             self.removing.add(sequence_id)
         else:
+            assert sequence is not None
             assert sequence is self.inside.pop(sequence_id).sequence
             self.pool.release(sequence.page_indices)
 
@@ -163,7 +164,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def check_budget(self, batch: Batch) -> None:
         counts = [len(chunk.token_ids) for chunk in batch.chunks]
         assert 0 < sum(counts) <= LIMITS.max_batch_tokens
-        assert len(set(chunk.sequence_id for chunk in batch.chunks)) == len(batch.chunks) <= LIMITS.max_running
+        assert len({chunk.sequence_id for chunk in batch.chunks}) == len(batch.chunks) <= LIMITS.max_running
         num_decodes = sum(self.decodes(self.inside[chunk.sequence_id]) for chunk in batch.chunks)
         if len(counts) - num_decodes > 1:
             first = num_decodes
@@ -275,7 +276,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 self.release_pages()
         assert not self.inside
         assert self.scheduler.num_waiting_tokens == 0
-        self.pool.audit(num_owned=0 + sum(map(len, self.outside)))
+        self.pool.audit(num_owned=sum(map(len, self.outside)))
 
 
 TestScheduleMachine = ScheduleMachine.TestCase
