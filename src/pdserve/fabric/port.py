@@ -1,7 +1,7 @@
 """The fabric as the messenger sees it: regions, peers, writes with immediates, counted arrivals, terminal events.
 
-Implemented by `pdserve.fabric.native` (libfabric) and `pdserve.fabric.memory` (in one process, with faults by seed). One
-contract suite, `tests/contract/test_fabric.py`, runs on both.
+Implemented by `pdserve.fabric.native` (libfabric) and `pdserve.fabric.memory` (in one process, with faults by seed).
+One contract suite, `tests/contract/test_fabric.py`, runs on both.
 
 Every method returns at once; what it starts ends in exactly one terminal event from `poll()`. Events are batched: wait
 until `fileno()` is readable, then call `poll()` once.
@@ -29,7 +29,10 @@ IMMEDIATE_GENERATION_BITS = 12
 
 
 class RegionSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One registration: `[start, start + num_bytes)` of a region, at `base` under `key` (base is 0 where the provider wants offsets)."""
+    """One registration: `[start, start + num_bytes)` of a region, at `base` under `key`.
+
+    `base` is 0 where the provider wants offsets.
+    """
 
     start: int
     num_bytes: int
@@ -53,7 +56,8 @@ class PagePush:
     `target_offset + L * target_layer_bytes + target_pages[i] * target_page_bytes` in the remote one.
     The offsets and `run_bytes` select a range of heads inside a page.
 
-    Requires: equal lengths of `source_pages` and `target_pages` (uint32), every write inside both regions: checked when armed.
+    Requires: equal lengths of `source_pages` and `target_pages` (uint32), every write inside both regions: checked when
+    armed.
     """
 
     push_id: PushId
@@ -213,7 +217,8 @@ class Fabric(Protocol):
     def arm(self, push: PagePush | SingleWrite) -> None:
         """Post as the layer counter rises; ends in `PushEnded`.
 
-        Raises: `FabricError` when a write would leave either region (nothing is armed then), `CapacityError` when too much is armed.
+        Raises: `FabricError` when a write would leave either region, `CapacityError` when too much is armed; nothing is
+        armed then.
         """
         ...
 
@@ -229,7 +234,11 @@ class Fabric(Protocol):
         ...
 
     def expect(self, immediate: Immediate, num_writes: int, *, deadline_ns: int, record_arrivals: bool = False) -> None:
-        """Ends in `Landed` once `num_writes` came (those that came before the call count), or in `ExpectationExpired`."""
+        """Ends in `Landed` once `num_writes` came, or in `ExpectationExpired`. Those that came before the call count.
+
+        Raises: `FabricError` when the immediate is expected already or its generation is closed, `CapacityError` when
+        too many are.
+        """
         ...
 
     def forget(self, immediate: Immediate) -> None:
