@@ -1,0 +1,64 @@
+"""Text from tokens as they come, in pieces that never end inside a character."""
+
+from collections.abc import Sequence
+
+from pdserve.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+"""What bytes that are no UTF-8 decode to; at the end of a text, perhaps the start of a character to come."""
+MAX_HELD = 3
+"""Most replacement characters that one unfinished character can show as: it has at most 3 of its 4 bytes."""
+MAX_WINDOW_TOKENS = 64
+"""Bounds the cost of a model that emits no UTF-8 at all; real characters take at most 4 tokens."""
+RESYNC_TOKENS = 16
+"""Tokens kept of such a window. Each has a byte or more, and UTF-8 decodes alike again after at most 4 wrong ones."""
+
+
+class Detokenizer:
+    """The text of one output, piece by piece.
+
+        _window = [ context: tokens whose text is out | tokens whose text may be incomplete )
+
+    The context is there because a token's text can depend on the one before it (a leading space).
+
+    Ensures: the pieces together are `tokenizer.decode` of all tokens, for byte-level tokenizers always; for those with
+    byte fallback as long as the bytes are UTF-8.
+    Cost: linear in the tokens; each `add` decodes the last few again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_context = 0
+        self._num_emitted = 0
+        """Leading characters of the window's text that are out."""
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens make certain."""
+        special = self._tokenizer.special_token_ids
+        self._window += [token_id for token_id in token_ids if token_id not in special]
+        text = self._tokenizer.decode(self._window)
+        num_held = _trailing_replacements(text)
+        piece = text[self._num_emitted : len(text) - num_held]
+        self._num_emitted += len(piece)
+        if num_held == 0:
+            self._keep_last(len(self._window) - self._num_context, num_held=0)
+        elif len(self._window) > MAX_WINDOW_TOKENS:
+            self._keep_last(RESYNC_TOKENS, num_held=num_held)
+        return piece
+
+    def finish(self) -> str:
+        """The rest, incomplete characters as U+FFFD. Nothing may be added afterwards."""
+        return self._tokenizer.decode(self._window)[self._num_emitted :]
+
+    def _keep_last(self, num_tokens: int, *, num_held: int) -> None:
+        """Shorten the window to tokens whose text is out but for the last `num_held` characters."""
+        self._window = self._window[len(self._window) - num_tokens :]
+        self._num_context = len(self._window)
+        self._num_emitted = len(self._tokenizer.decode(self._window)) - num_held
+
+
+def _trailing_replacements(text: str) -> int:
+    """How many characters at the end may still change: at most `MAX_HELD` replacement characters."""
+    tail = text[-MAX_HELD:]
+    return len(tail) - len(tail.rstrip(REPLACEMENT))
