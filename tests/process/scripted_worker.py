@@ -1,0 +1,207 @@
+"""A worker that speaks the real protocol over a real socket and answers by a script."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from pdserve.errors import PeerLost
+from pdserve.ids import Incarnation, WorkerId
+from pdserve.wire.channel import Channel, dial
+from pdserve.wire.cluster import (
+    Abort,
+    Delta,
+    Failed,
+    FailureKind,
+    FinishReason,
+    GatewayToWorker,
+    Generate,
+    Generated,
+    Join,
+    JoinRefused,
+    Load,
+    PrefillPlace,
+    PrefillPool,
+    Role,
+    Welcome,
+    WorkerHeartbeat,
+)
+from pdserve.wire.codec import worker_codec
+from pdserve.wire.peer import PROTOCOL_VERSION
+
+Script = Callable[["ScriptedWorker", Generate], Awaitable[None]]
+
+DEFAULT_LOAD = Load(num_free_pages=100, num_pages=100)
+
+
+class ScriptedWorker:
+    """What it received lies in queues, so that a test can wait for it."""
+
+    def __init__(self, channel: Channel[GatewayToWorker], join: Join, welcome: Welcome, script: Script) -> None:
+        self.channel = channel
+        self.worker_id = join.worker_id
+        self.incarnation = join.incarnation
+        self.welcome = welcome
+        self.load = join.load
+        self.generates: asyncio.Queue[Generate] = asyncio.Queue()
+        self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
+        self.pools: asyncio.Queue[PrefillPool] = asyncio.Queue()
+        self.beats = True
+        self._script = script
+        self._tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._beat())}
+
+    def deltas(self, *deltas: Delta, sender: Incarnation | None = None) -> None:
+        self.channel.send(Generated(sender=sender or self.incarnation, deltas=deltas))
+
+    def fail(
+        self, generate: Generate, kind: FailureKind, message: str = "scripted", retry_after_s: float | None = None
+    ) -> None:
+        self.channel.send(
+            Failed(
+                sender=self.incarnation,
+                request_id=generate.request_id,
+                kind=kind,
+                message=message,
+                retry_after_s=retry_after_s,
+            )
+        )
+
+    def heartbeat(self, load: Load, *, sender: Incarnation | None = None) -> None:
+        self.load = load
+        self.channel.send(WorkerHeartbeat(sender=sender or self.incarnation, load=load))
+
+    def die(self) -> None:
+        """As the kernel ends a killed process's connections."""
+        self.channel.abort()
+
+    async def leave(self) -> None:
+        await self.channel.close()
+        for task in self._tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, PeerLost):
+                raise outcome
+
+    async def _read(self) -> None:
+        with contextlib.suppress(PeerLost):
+            while True:
+                message = await self.channel.receive()
+                if isinstance(message, Generate):
+                    self.generates.put_nowait(message)
+                    self._tasks.add(asyncio.create_task(self._run_script(message)))
+                elif isinstance(message, Abort):
+                    self.aborts.put_nowait(message)
+                elif isinstance(message, PrefillPool):
+                    self.pools.put_nowait(message)
+
+    async def _run_script(self, generate: Generate) -> None:
+        with contextlib.suppress(PeerLost):
+            await self._script(self, generate)
+
+    async def _beat(self) -> None:
+        with contextlib.suppress(PeerLost):
+            while True:
+                await asyncio.sleep(self.welcome.heartbeat_s / 2)
+                if self.beats:
+                    self.heartbeat(self.load)
+
+
+def join_message(
+    worker_id: str,
+    *,
+    role: Role = Role.DECODE,
+    incarnation: int = 1,
+    model_name: str = "smol",
+    model_fingerprint: str = "f1",
+    max_model_len: int = 256,
+    lease_s: float = 2.0,
+    load: Load = DEFAULT_LOAD,
+) -> Join:
+    return Join(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=WorkerId(worker_id),
+        incarnation=Incarnation(incarnation),
+        role=role,
+        url=f"http://worker-{worker_id}:8101",
+        model_name=model_name,
+        model_fingerprint=model_fingerprint,
+        max_model_len=max_model_len,
+        lease_s=lease_s,
+        load=load,
+    )
+
+
+async def shake_hands(
+    session: aiohttp.ClientSession, gateway_url: str, join: Join, *, secret: str | None = None
+) -> tuple[Channel[GatewayToWorker], GatewayToWorker]:
+    """The channel and the gateway's answer to `join`."""
+    channel = await dial(session, f"{gateway_url}/cluster", worker_codec(), secret=secret, timeout_s=5.0)
+    channel.send(join)
+    return channel, await asyncio.wait_for(channel.receive(), 5.0)
+
+
+@asynccontextmanager
+async def joined(
+    gateway_url: str, join: Join, script: Script | None = None, *, secret: str | None = None
+) -> AsyncGenerator[ScriptedWorker]:
+    """A worker that has joined; it leaves at the end."""
+    async with aiohttp.ClientSession() as session:
+        channel, answer = await shake_hands(session, gateway_url, join, secret=secret)
+        assert isinstance(answer, Welcome), answer.message if isinstance(answer, JoinRefused) else answer
+        worker = ScriptedWorker(channel, join, answer, script or answering(["Hello", " world"]))
+        try:
+            yield worker
+        finally:
+            await worker.leave()
+
+
+def answering(
+    texts: Sequence[str],
+    *,
+    finish_reason: FinishReason = FinishReason.STOP,
+    place: PrefillPlace = PrefillPlace.REMOTE,
+) -> Script:
+    """One delta a text, each of one token; the last one finishes."""
+
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        for index, text in enumerate(texts):
+            worker.deltas(
+                Delta(
+                    request_id=generate.request_id,
+                    token_ids=(index,),
+                    text=text,
+                    finish_reason=finish_reason if index == len(texts) - 1 else None,
+                    prefill=place if index == 0 else None,
+                )
+            )
+            await asyncio.sleep(0)
+
+    return script
+
+
+def starting(texts: Sequence[str]) -> Script:
+    """As `answering`, but it never finishes."""
+
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        for text in texts:
+            worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text=text))
+
+    return script
+
+
+def refusing(kind: FailureKind, *, retry_after_s: float | None = None) -> Script:
+    async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        worker.fail(generate, kind, retry_after_s=retry_after_s)
+
+    return script
+
+
+async def silent(worker: ScriptedWorker, generate: Generate) -> None:
+    """Takes the request and says nothing."""
+
+
+async def dying(worker: ScriptedWorker, generate: Generate) -> None:
+    worker.die()

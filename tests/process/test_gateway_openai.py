@@ -1,0 +1,259 @@
+"""The gateway as OpenAI's own client sees it."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from tests.process.gateway_under_test import gateway
+from tests.process.scripted_worker import answering, join_message, joined, refusing
+
+from pdserve.wire.cluster import FailureKind, FinishReason, Role
+
+CHAT: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def test_chat_whole_answer_has_text_usage_and_ids() -> None:
+    async with (
+        gateway() as running,
+        joined(running.url, join_message("d0"), answering(["Hello", ", ", "you"])) as worker,
+    ):
+        answer = await running.client().chat.completions.create(model="smol", messages=CHAT, temperature=0)
+        assert answer.choices[0].message.content == "Hello, you"
+        assert answer.choices[0].message.role == "assistant"
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 3, 11)
+        assert answer.object == "chat.completion"
+        assert answer.id.startswith("chatcmpl-")
+        assert answer.model == "smol"
+        assert answer.system_fingerprint == "pdserve-f1"
+        generate = worker.generates.get_nowait()
+        assert bytes(generate.prompt_token_ids) == b"<user>Hi"
+        assert generate.receiver == worker.incarnation
+        assert generate.request_id == answer.id
+        assert generate.sampling.temperature == 0 and generate.sampling.seed is None
+        assert generate.sampling.max_tokens == 256 - 8
+        assert 0 < generate.timeout_s <= 20
+
+
+async def test_chat_stream_has_role_texts_finish_and_done() -> None:
+    script = answering(["a", "", "b", "c"], finish_reason=FinishReason.LENGTH)
+    async with gateway() as running, joined(running.url, join_message("d0"), script):
+        stream = await running.client().chat.completions.create(model="default", messages=CHAT, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert [chunk.choices[0].delta.content for chunk in chunks] == ["a", "b", "c"]
+        assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", None, None]
+        assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "length"]
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert all(chunk.usage is None and chunk.object == "chat.completion.chunk" for chunk in chunks)
+
+
+async def test_chat_stream_with_usage_ends_with_it() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), answering(["a", "", "b"])):
+        stream = await running.client().chat.completions.create(
+            model="smol", messages=CHAT, stream=True, stream_options={"include_usage": True}
+        )
+        *_, last = [chunk async for chunk in stream]
+        assert last.choices == []
+        assert last.usage is not None and last.usage.completion_tokens == 3
+
+
+async def test_completion_whole_and_streamed_are_the_same_text() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), answering(["once", " upon"])) as worker:
+        client = running.client()
+        whole = await client.completions.create(model="smol", prompt="Tell")
+        assert whole.choices[0].text == "once upon"
+        assert whole.object == "text_completion" and whole.id.startswith("cmpl-")
+        stream = await client.completions.create(model="smol", prompt=[84, 101], stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "once upon"
+        first, second = worker.generates.get_nowait(), worker.generates.get_nowait()
+        assert bytes(first.prompt_token_ids) == b"Tell" and first.sampling.max_tokens == 16
+        assert second.prompt_token_ids == (84, 101)
+
+
+async def test_chat_sampling_fields_reach_the_worker() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
+        await running.client().chat.completions.create(
+            model="smol",
+            messages=[{"role": "system", "content": [{"type": "text", "text": "x"}]}, *CHAT],
+            max_tokens=3,
+            max_completion_tokens=5,
+            temperature=0.5,
+            top_p=0.9,
+            seed=-7,
+            stop=["a", "b"],
+            presence_penalty=1.5,
+            frequency_penalty=-1,
+            user="me",
+            n=1,
+            logprobs=False,
+            tools=[],
+            extra_body={"top_k": -1, "repetition_penalty": 1.1, "ignore_eos": True, "stop_token_ids": [3]},
+        )
+        sampling = worker.generates.get_nowait().sampling
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (5, 0.5, 0.9, 0)
+        assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (-7, ("a", "b"), (3,))
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1)
+        assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
+
+
+async def test_chat_without_seed_draws_another_each_time() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
+        for _ in range(2):
+            await running.client().chat.completions.create(model="smol", messages=CHAT)
+        seeds = {worker.generates.get_nowait().sampling.seed for _ in range(2)}
+        assert len(seeds) == 2 and None not in seeds
+
+
+async def test_models_are_the_own_name_and_default() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")):
+        assert [model.id async for model in running.client().models.list()] == ["smol", "default"]
+
+
+async def test_many_clients_at_once_each_get_their_own_answer() -> None:
+    async def echo_length(worker: Any, generate: Any) -> None:
+        await answering([f"{len(generate.prompt_token_ids)}", "!"])(worker, generate)
+
+    async with gateway() as running, joined(running.url, join_message("d0"), echo_length):
+        client = running.client()
+
+        async def ask(length: int) -> None:
+            stream = await client.completions.create(model="smol", prompt="x" * length, stream=True)
+            assert "".join([chunk.choices[0].text async for chunk in stream]) == f"{length}!"
+
+        await asyncio.gather(*(ask(length) for length in range(1, 41)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param", "code"),
+    [
+        ({"n": 2}, "n", "unsupported_parameter"),
+        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"stop": list("abcde")}, "stop", "invalid_value"),
+        ({"presence_penalty": -2.5}, "presence_penalty", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "assistant", "content": "I first"}]}, "messages", "invalid_value"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
+        ({"extra_body": {"temprature": 1}}, "temprature", "invalid_value"),
+        ({"extra_body": {"stop_token_ids": [256]}}, "stop_token_ids", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "context_length_exceeded"),
+        ({"max_tokens": 249}, "max_tokens", "context_length_exceeded"),
+    ],
+)
+async def test_chat_bad_request_is_refused_by_field_before_dispatch(
+    arguments: dict[str, Any], param: str, code: str
+) -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
+        fields: dict[str, Any] = {"model": "smol", "messages": CHAT, **arguments}
+        with pytest.raises(openai.BadRequestError) as raised:
+            await running.client().chat.completions.create(**fields)
+        assert (raised.value.param, raised.value.code) == (param, code)
+        assert raised.value.type == "invalid_request_error"
+        assert worker.generates.empty()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [1, 999]}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"extra_body": {"messages": CHAT}}, "messages"),
+    ],
+)
+async def test_completion_bad_request_is_refused_by_field(arguments: dict[str, Any], param: str) -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
+        fields: dict[str, Any] = {"model": "smol", "prompt": "x", **arguments}
+        with pytest.raises(openai.BadRequestError) as raised:
+            await running.client().completions.create(**fields)
+        assert raised.value.param == param
+        assert worker.generates.empty()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 60_000, b'{"model": "smol"}'])
+async def test_body_that_is_no_request_is_a_400_in_openai_form(body: bytes) -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")):
+        status, answer, _ = await running.post("/v1/chat/completions", body)
+        assert status == 400
+        assert answer["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_body_over_the_limit_is_a_413() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")):
+        status, answer, _ = await running.post("/v1/completions", b"x" * 70_000)
+        assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/models", 405)])
+async def test_unknown_path_and_method_are_answered_in_openai_form(path: str, status: int) -> None:
+    async with gateway() as running:
+        given, answer, _ = await running.post(path, b"{}")
+        assert given == status
+        assert answer["error"]["message"]
+
+
+async def test_unknown_model_is_a_404_that_names_the_known_one() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")):
+        with pytest.raises(openai.NotFoundError, match="smol") as raised:
+            await running.client().chat.completions.create(model="gpt-4", messages=CHAT)
+        assert raised.value.code == "model_not_found"
+
+
+async def test_wrong_api_key_is_a_401_and_the_right_one_is_not() -> None:
+    async with gateway(api_key="right") as running, joined(running.url, join_message("d0")):
+        with pytest.raises(openai.AuthenticationError):
+            await running.client("wrong").models.list()
+        assert (await running.client("right").completions.create(model="smol", prompt="x")).choices
+        assert (await running.get("/live"))[0] == 200
+
+
+async def test_no_worker_is_a_503_with_retry_after() -> None:
+    async with gateway() as running, joined(running.url, join_message("p0", role=Role.PREFILL)):
+        with pytest.raises(openai.InternalServerError, match="no decode worker") as raised:
+            await running.client().completions.create(model="smol", prompt="x")
+        assert raised.value.status_code == 503
+        assert raised.value.response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        (FailureKind.CAPACITY, 429, "over_capacity"),
+        (FailureKind.TIMEOUT, 504, "timeout"),
+        (FailureKind.INVALID, 400, "invalid_value"),
+        (FailureKind.INTERNAL, 500, "internal_error"),
+        (FailureKind.SHUTTING_DOWN, 503, "shutting_down"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_worker_failure_before_the_first_token_has_its_status(
+    kind: FailureKind, status: int, code: str, stream: bool
+) -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), refusing(kind, retry_after_s=6.2)):
+        given, answer, headers = await running.post(
+            "/v1/completions", {"model": "smol", "prompt": "x", "stream": stream}
+        )
+        assert (given, answer["error"]["code"], answer["error"]["message"]) == (status, code, "scripted")
+        assert headers.get("Retry-After") == ("7" if status in (429, 503) else None)
+
+
+async def test_pending_over_the_bound_is_a_429() -> None:
+    async with gateway(max_pending=0) as running, joined(running.url, join_message("d0")):
+        with pytest.raises(openai.RateLimitError) as raised:
+            await running.client().completions.create(model="smol", prompt="x")
+        assert raised.value.response.headers["Retry-After"] == "1"
