@@ -1,8 +1,8 @@
 """Shows that a handoff moves every byte: KV at the decode side against a local prefill, and tokens against two others.
 
-The reference for the bytes is a prefill of the same tokens on a colocated worker. A handoff covers all tokens but the last,
-so the colocated worker is given the prompt without it: the chunks are cut alike, and so the arithmetic is the same to
-the last bit. The references for the tokens are the colocated worker on the whole prompt, and `transformers`.
+The reference for the bytes is a prefill of the same tokens on a colocated worker. A handoff covers all tokens but the
+last, so the colocated worker is given the prompt without it: the chunks are cut alike, and the arithmetic is the same
+to the last bit. The references for the tokens are the colocated worker on the whole prompt, and `transformers`.
 """
 
 from collections.abc import Sequence

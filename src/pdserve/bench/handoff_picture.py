@@ -1,5 +1,8 @@
 """A trace of one handoff drawn for people: layers computed above, layers pushed below, and what has landed."""
 
+# matplotlib's own annotations are partly unknown.
+# pyright: reportUnknownMemberType=false
+
 from pathlib import Path
 
 import matplotlib

@@ -23,6 +23,7 @@ from pdserve.bench.serving import (
     measure_short_ttft,
 )
 from pdserve.cli.serve import say
+from pdserve.cli.subparsers import Subparsers
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
@@ -36,7 +37,7 @@ LONG_EVERY_S = 15.0
 SHORT_EVERY_S = 2.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "bench-serving", help="measure overlap and interference on this machine", allow_abbrev=False
     )

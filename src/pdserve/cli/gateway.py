@@ -6,13 +6,14 @@ import os
 from pathlib import Path
 
 from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import parse_cpus
 from pdserve.config import environment
 from pdserve.launch.child import report_ready
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("gateway", help="run the gateway that workers join", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
     parser.add_argument("--host", default="127.0.0.1")
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     async def service(stop: asyncio.Event) -> None:
-        await run_gateway(settings, stop=stop, on_ready=lambda: report_ready(arguments.ready_fd))
+        await run_gateway(settings, stop, lambda: report_ready(arguments.ready_fd))
 
     run_until_signal(service)
     return 0

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config.deployment import DeploymentRequest, place_workers
@@ -15,7 +16,7 @@ from pdserve.launch.deployment import DeploymentSettings, LocalDeployment, requi
 EXAMPLE_PROMPT = "Write three sentences about a lighthouse keeper and his cat."
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("serve", help="start gateway and workers on this machine", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
     parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default: 1)")

@@ -12,6 +12,7 @@ import aiohttp
 from pdserve.bench.api_client import ApiClient
 from pdserve.bench.handoff_trace import HandoffTrace, chrome_trace, collect, figures
 from pdserve.cli.serve import say
+from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers
@@ -19,7 +20,7 @@ from pdserve.errors import ConfigError
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("trace", help="trace one request's handoff", allow_abbrev=False)
     parser.add_argument("prompt", metavar="PROMPT")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="a Chrome trace, for ui.perfetto.dev")

@@ -5,6 +5,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -19,6 +20,7 @@ from pdserve.bench.handoff_check import (
     prompt_lengths,
 )
 from pdserve.cli.serve import say
+from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers
@@ -28,7 +30,7 @@ from pdserve.text.tokenizer import Tokenizer
 NUM_LONG_TOKENS = 700
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "verify-handoff", help="compare handed over KV and tokens with local ones", allow_abbrev=False
     )
@@ -55,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     handed_over, local = asyncio.run(_probe(settings, prompts))
     references = _transformers_tokens(source.dir, prompts)
     comparisons = [
-        compare(len(prompt), *captured)
-        for prompt, *captured in zip(prompts, handed_over, local, references, strict=True)
+        compare(len(prompt), apart, colocated, reference)
+        for prompt, apart, colocated, reference in zip(prompts, handed_over, local, references, strict=True)
     ]
     return _report(comparisons)
 
@@ -111,7 +113,9 @@ def _transformers_tokens(model_dir: Path, prompts: list[tuple[int, ...]]) -> lis
     except ImportError:
         say("transformers is not installed: tokens are compared with the colocated worker alone")
         return [None] * len(prompts)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
+        model_dir, dtype=torch.float32
+    )
     tokens: list[tuple[int, ...] | None] = []
     for prompt in prompts:
         output = model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)

@@ -5,6 +5,7 @@ import asyncio
 import os
 
 from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
 from pdserve.config.role import Role
@@ -20,7 +21,7 @@ from pdserve.errors import ConfigError
 from pdserve.launch.child import report_ready
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("worker", help="run one worker and join a gateway", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
     parser.add_argument("--role", required=True, choices=[role.value for role in Role])

@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import aiohttp
+
 from pdserve.config.deployment import WorkerPlace
+from pdserve.config.environment import cluster_secret
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError, InternalError
 from pdserve.launch.child import Child
 
 START_TIMEOUT_S = 120.0
 """Loading a small model takes seconds; a cold disk and a busy machine take more."""
+
+CONNECT_TIMEOUT_S = 30.0
+CONNECT_POLL_S = 0.05
 
 STOP_TIMEOUT_S = 10.0
 
@@ -95,6 +101,21 @@ class LocalDeployment:
             await worker.wait_ready(timeout_s=START_TIMEOUT_S)
             cores = f"cores {','.join(map(str, place.cpus))}" if place.cpus else "not pinned"
             self._on_progress(f"{place.name} is ready ({place.role.value}, {cores})")
+        await self._wait_connected()
+
+    async def _wait_connected(self) -> None:
+        """Until every decode worker is connected to every prefill worker: before, prompts are prefilled locally."""
+        num_prefill = sum(place.role is Role.PREFILL for place in self._settings.places)
+        secret = cluster_secret()
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        async with asyncio.timeout(CONNECT_TIMEOUT_S), aiohttp.ClientSession(headers=headers) as session:
+            while True:
+                async with session.get(f"{self.url}/workers") as response:
+                    workers = (await response.json())["workers"]
+                decoders = [worker for worker in workers if worker["role"] == Role.DECODE.value]
+                if all(worker["load"]["num_prefill_peers"] == num_prefill for worker in decoders):
+                    return
+                await asyncio.sleep(CONNECT_POLL_S)
 
     async def _start(self, name: str, arguments: Sequence[str]) -> Child:
         child = await Child.start(name, arguments, environment=self._settings.environment)

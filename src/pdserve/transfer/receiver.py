@@ -1,7 +1,7 @@
 """The decode side of all handoffs: grants pages, counts what lands, keeps pages in quarantine until nobody may write.
 
 Rules by construction: H1 (only `Landed` hands pages on), H2 (pages leave on entering CLOSED alone), H4 (a message of
-another incarnation is counted and dropped), H5 (an immediate is forgotten before it is released), H6 (bounds, deadlines).
+another incarnation is counted and dropped), H5 (an immediate is forgotten, then released), H6 (bounds and deadlines).
 """
 
 from collections.abc import Callable
@@ -265,6 +265,11 @@ class Receiver:
     @property
     def num_open(self) -> int:
         return len(self._handoffs)
+
+    @property
+    def num_peers(self) -> int:
+        """Connected prefill workers."""
+        return sum(not session.lost for session in self._sessions.values())
 
     @property
     def num_quarantined_pages(self) -> int:

@@ -23,6 +23,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_free_pages: int = 0
     num_pages: int = 0
     num_quarantined_pages: int = 0
+    num_prefill_peers: int = 0
+    """Prefill workers that a decode worker is connected to."""
 
 
 class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

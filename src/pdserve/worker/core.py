@@ -180,6 +180,7 @@ class WorkerCore:
             num_free_pages=self.pool.num_free,
             num_pages=self.pool.num_pages,
             num_quarantined_pages=self.receiver.num_quarantined_pages if self.receiver is not None else 0,
+            num_prefill_peers=self.receiver.num_peers if self.receiver is not None else 0,
         )
 
 

@@ -40,6 +40,8 @@ class Driver:
         self._metrics = metrics
         self._traces = traces
         self._wake = asyncio.Event()
+        self.peers_changed = asyncio.Event()
+        """Set when a peer joined or was lost: the gateway should hear of it before the next heartbeat is due."""
         self.to_gateway: Callable[[Message], None] | None = None
         """Where messages of the decode role go; None while no gateway is connected: they are dropped with it."""
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import aiohttp
 
@@ -153,9 +154,12 @@ class GatewayLink:
             await channel.close()
 
     async def _beat(self, channel: Channel[GatewayToWorker]) -> None:
-        identity = self._driver.core.identity
+        """A heartbeat whenever one is due, and at once when the peers changed."""
+        identity, changed = self._driver.core.identity, self._driver.peers_changed
         while True:
-            await asyncio.sleep(self._heartbeat_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), self._heartbeat_s)
+            changed.clear()
             self._send(channel, WorkerHeartbeat(sender=identity.incarnation, load=self._driver.core.load()))
 
     def _send(self, channel: Channel[GatewayToWorker], message: Message) -> None:

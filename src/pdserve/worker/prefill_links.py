@@ -96,6 +96,7 @@ class PrefillLinks:
             self._connections.remove(target.incarnation)
             with self._driver.event() as now_ns:
                 self._driver.core.peer_lost(target.incarnation, now_ns=now_ns)
+            self._driver.peers_changed.set()
             await channel.close()
 
     async def _shake_hands(self, channel: Channel[PrefillToDecode], target: PrefillTarget) -> PeerHello:
@@ -111,6 +112,7 @@ class PrefillLinks:
             self._receiver.withdraw(exposures)
             raise
         with self._driver.event():
+            self._driver.peers_changed.set()
             self._receiver.peer_joined(worker_id=theirs.worker_id, incarnation=theirs.incarnation, exposures=exposures)
         return theirs
 
