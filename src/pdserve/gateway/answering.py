@@ -14,6 +14,7 @@ from pdserve.gateway.token_stream import TokenStream
 async def answer_whole(stream: TokenStream, writer: AnswerWriter, record: RequestRecord) -> web.Response:
     """Raises: `RequestFailed`."""
     texts: list[str] = []
+    token_ids: list[int] = []
     num_restarts = 0
     finish_reason = None
     while finish_reason is None:
@@ -21,13 +22,13 @@ async def answer_whole(stream: TokenStream, writer: AnswerWriter, record: Reques
         if stream.num_restarts != num_restarts:
             num_restarts = stream.num_restarts
             texts.clear()
+            token_ids.clear()
             record.restarted()
         texts.append(delta.text)
+        token_ids += delta.token_ids
         record.delivered(delta)
         finish_reason = delta.finish_reason
-    answer = writer.whole(
-        "".join(texts), finish_reason, num_prompt_tokens=record.num_prompt_tokens, num_tokens=record.num_tokens
-    )
+    answer = writer.whole("".join(texts), token_ids, finish_reason, num_prompt_tokens=record.num_prompt_tokens)
     record.finished(finish_reason)
     return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
@@ -55,8 +56,8 @@ class EventStream:
         is_first = True
         try:
             while True:
-                if delta.text or delta.finish_reason is not None or is_first:
-                    await self._send(writer.chunk(delta.text, delta.finish_reason, is_first=is_first))
+                if delta.text or delta.finish_reason is not None or is_first or writer.returns_token_ids:
+                    await self._send(writer.chunk(delta, is_first=is_first))
                     is_first = False
                 record.delivered(delta)
                 if delta.finish_reason is not None:

@@ -1,8 +1,9 @@
 """OpenAI's answer bodies: whole, and as the chunks of a stream."""
 
+from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from pdserve.wire.cluster import FinishReason
+from pdserve.wire.cluster import Delta, FinishReason
 
 JsonObject = dict[str, object]
 
@@ -55,9 +56,17 @@ class AnswerWriter:
     """Bodies of one request's answer."""
 
     def __init__(
-        self, shape: AnswerShape, *, answer_id: str, created_s: int, model_name: str, system_fingerprint: str
+        self,
+        shape: AnswerShape,
+        *,
+        answer_id: str,
+        created_s: int,
+        model_name: str,
+        system_fingerprint: str,
+        returns_token_ids: bool,
     ) -> None:
         self._shape = shape
+        self.returns_token_ids = returns_token_ids
         self._head: JsonObject = {
             "id": answer_id,
             "created": created_s,
@@ -65,19 +74,22 @@ class AnswerWriter:
             "system_fingerprint": system_fingerprint,
         }
 
-    def whole(self, text: str, finish_reason: FinishReason, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+    def whole(
+        self, text: str, token_ids: Sequence[int], finish_reason: FinishReason, *, num_prompt_tokens: int
+    ) -> JsonObject:
         return {
             **self._head,
             "object": self._shape.object_name,
-            "choices": [self._shape.choice(text, finish_reason)],
-            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
+            "choices": [self._with_token_ids(self._shape.choice(text, finish_reason), token_ids)],
+            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=len(token_ids)),
         }
 
-    def chunk(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
+    def chunk(self, delta: Delta, *, is_first: bool) -> JsonObject:
+        choice = self._shape.chunk_choice(delta.text, delta.finish_reason, is_first=is_first)
         return {
             **self._head,
             "object": self._shape.chunk_object_name,
-            "choices": [self._shape.chunk_choice(text, finish_reason, is_first=is_first)],
+            "choices": [self._with_token_ids(choice, delta.token_ids)],
         }
 
     def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
@@ -88,6 +100,9 @@ class AnswerWriter:
             "choices": [],
             "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
         }
+
+    def _with_token_ids(self, choice: JsonObject, token_ids: Sequence[int]) -> JsonObject:
+        return {**choice, "token_ids": list(token_ids)} if self.returns_token_ids else choice
 
 
 def usage(*, num_prompt_tokens: int, num_tokens: int) -> JsonObject:

@@ -74,6 +74,7 @@ class CompletionEndpoints:
                 created_s=int(time.time()),
                 model_name=self._settings.model_name,
                 system_fingerprint=f"pdserve-{self._hub.fingerprint}",
+                returns_token_ids=bool(prompt.fields.return_token_ids),
             )
             if not work.streams:
                 return await answer_whole(stream, writer, record)

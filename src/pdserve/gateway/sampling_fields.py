@@ -70,6 +70,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    """vLLM's extension: each choice carries the ids of its tokens."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
