@@ -5,8 +5,6 @@ BIN := .venv/bin
 NATIVE_SOURCES = $(shell find native -name '*.h' -o -name '*.c' -o -name '*.cc')
 SPELLED = src tests native scripts requirements examples benchmarks docs README.md Makefile
 
-.PHONY: setup serve test check check-native bench bench-transfer format
-
 setup:
 	scripts/setup dev
 
@@ -16,13 +14,24 @@ serve:
 test:
 	scripts/test
 
-check: setup
+# With `make -k check`, every check runs even when one before it fails.
+CHECKS = check-lint check-format check-types check-layers check-spelling check-native-format check-policy
+check: $(CHECKS)
+$(CHECKS): setup
+
+check-lint:
 	$(BIN)/ruff check
+check-format:
 	$(BIN)/ruff format --check
+check-types:
 	$(BIN)/pyright
+check-layers:
 	$(BIN)/lint-imports
+check-spelling:
 	$(BIN)/codespell $(SPELLED)
+check-native-format:
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES)
+check-policy:
 	$(BIN)/pytest -q tests/policy
 
 # The native tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer.
@@ -40,3 +49,5 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
+
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer format
