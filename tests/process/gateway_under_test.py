@@ -38,6 +38,7 @@ class RunningGateway:
     url: str
     session: aiohttp.ClientSession
     clients: AsyncExitStack
+    runner: web.AppRunner
 
     def client(self, api_key: str = "none") -> openai.AsyncOpenAI:
         """Open until the gateway ends."""
@@ -65,6 +66,10 @@ class RunningGateway:
                     return sample.value
         return 0.0
 
+    async def stop(self) -> None:
+        """As a signal stops it."""
+        await self.runner.cleanup()
+
     async def until_idle(self) -> None:
         """Wait until no request is pending."""
         await until(lambda: self.metric("pdserve:requests_pending"), lambda pending: pending == 0)
@@ -88,8 +93,9 @@ async def gateway(**changed: Any) -> AsyncGenerator[RunningGateway]:
     port: int = runner.addresses[0][1]
     try:
         async with aiohttp.ClientSession() as session, AsyncExitStack() as clients:
-            running = RunningGateway(f"http://127.0.0.1:{port}", session, clients)
+            running = RunningGateway(f"http://127.0.0.1:{port}", session, clients, runner)
             yield running
-            await running.until_idle()
+            if runner.sites:
+                await running.until_idle()
     finally:
         await runner.cleanup()

@@ -48,6 +48,7 @@ class ScriptedWorker:
         self.generates: asyncio.Queue[Generate] = asyncio.Queue()
         self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
         self.pools: asyncio.Queue[PrefillPool] = asyncio.Queue()
+        self.disconnected = asyncio.Event()
         self.beats = True
         self._script = script
         self._tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._beat())}
@@ -96,6 +97,7 @@ class ScriptedWorker:
                     self.aborts.put_nowait(message)
                 elif isinstance(message, PrefillPool):
                     self.pools.put_nowait(message)
+        self.disconnected.set()
 
     async def _run_script(self, generate: Generate) -> None:
         with contextlib.suppress(PeerLost):
