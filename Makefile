@@ -40,14 +40,17 @@ check-native: setup
 	native/tests/run tsan
 
 # Wants a quiet machine; each target prints its own table.
-bench: bench-transfer
+bench: bench-transfer bench-serving
 
 bench-transfer: setup
 	$(BIN)/pdserve bench-transfer
+
+bench-serving: setup
+	$(BIN)/pdserve bench-serving
 
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
 
-.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer format
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-serving format

@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-from typing import Any
 
 import msgspec
 
@@ -18,14 +17,14 @@ from pdserve.bench.transfer import (
     measure_transfers,
 )
 from pdserve.bench.transfer_programs import installed_peers, limit_measures
+from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
 from pdserve.units import KIB, MIB
 
 UNIT_BYTES = {"": 1, "K": KIB, "M": MIB}
 
 
-# argparse has no public name for what add_subparsers returns.
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:  # pyright: ignore[reportPrivateUsage]
+def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("bench-transfer", help="measure page writes against the limits of this machine")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument(
