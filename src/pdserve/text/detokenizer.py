@@ -6,7 +6,7 @@ from pdserve.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 """What bytes that are no UTF-8 decode to; at the end of a text, perhaps the start of a character to come."""
-MAX_HELD = 3
+MAX_UNFINISHED = 3
 """Most replacement characters that one unfinished character can show as: it has at most 3 of its 4 bytes."""
 MAX_WINDOW_TOKENS = 64
 """Bounds the cost of a model that emits no UTF-8 at all; real characters take at most 4 tokens."""
@@ -19,7 +19,9 @@ class Detokenizer:
 
         _window = [ context: tokens whose text is out | tokens whose text may be incomplete )
 
-    The context is there because a token's text can depend on the one before it (a leading space).
+    The context is there because a token's text can depend on the one before it (a leading space). All replacement
+    characters at the end are held back: with byte fallback, the first byte of a character makes the complete ones
+    before it unreadable until the rest has come.
 
     Ensures: the pieces together are `tokenizer.decode` of all tokens, for byte-level tokenizers always; for those with
     byte fallback as long as the bytes are UTF-8.
@@ -36,14 +38,20 @@ class Detokenizer:
     def add(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens make certain."""
         special = self._tokenizer.special_token_ids
-        self._window += [token_id for token_id in token_ids if token_id not in special]
+        with_text = [token_id for token_id in token_ids if token_id not in special]
+        if not with_text:
+            return ""
+        self._window += with_text
         text = self._tokenizer.decode(self._window)
-        num_held = _trailing_replacements(text)
+        num_held = len(text) - len(text.rstrip(REPLACEMENT))
+        is_full = len(self._window) > MAX_WINDOW_TOKENS
+        if is_full:
+            num_held = min(num_held, MAX_UNFINISHED)
         piece = text[self._num_emitted : len(text) - num_held]
         self._num_emitted += len(piece)
         if num_held == 0:
             self._keep_last(len(self._window) - self._num_context, num_held=0)
-        elif len(self._window) > MAX_WINDOW_TOKENS:
+        elif is_full:
             self._keep_last(RESYNC_TOKENS, num_held=num_held)
         return piece
 
@@ -56,9 +64,3 @@ class Detokenizer:
         self._window = self._window[len(self._window) - num_tokens :]
         self._num_context = len(self._window)
         self._num_emitted = len(self._tokenizer.decode(self._window)) - num_held
-
-
-def _trailing_replacements(text: str) -> int:
-    """How many characters at the end may still change: at most `MAX_HELD` replacement characters."""
-    tail = text[-MAX_HELD:]
-    return len(tail) - len(tail.rstrip(REPLACEMENT))
