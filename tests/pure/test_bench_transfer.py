@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.transfer import Configuration, Contender, Limit, Measure, PageRun, Pair, measure_rows, sum_up
+from pdserve.bench.transfer import Configuration, Contender, Limit, Measure, PageRun, Pair, Session, Skipped, sum_up
 from pdserve.bench.transfer_programs import measure_program
 from pdserve.errors import InternalError
 from pdserve.units import KIB
@@ -41,7 +41,17 @@ def test_sum_up_of_noisy_pairs_takes_medians_and_ratio_spread() -> None:
     assert row.spread == pytest.approx((1.0 - 0.5) / 0.75)
 
 
-def test_measured_rows_alternate_limit_and_contender_at_every_size() -> None:
+def session(contenders: list[Contender], limit: Measure = lambda run: 2.0) -> Session:
+    configuration = Configuration(page_bytes=(4096, 8192), region_bytes=65536, num_rounds=1, repetitions=2)
+    return Session(
+        contenders=contenders,
+        limits={Limit.RAW_TCP: limit},
+        configuration=configuration,
+        on_run=lambda what: None,
+    )
+
+
+def test_session_over_page_sizes_alternates_limit_and_contender() -> None:
     calls: list[tuple[str, int]] = []
 
     def recorded(name: str) -> Measure:
@@ -51,11 +61,28 @@ def test_measured_rows_alternate_limit_and_contender_at_every_size() -> None:
 
         return measure
 
-    configuration = Configuration(page_bytes=(4096, 8192), region_bytes=65536, num_rounds=1, repetitions=2)
-    limits = {Limit.RAW_TCP: recorded("limit")}
-    rows = measure_rows([contender(recorded("tcp"))], limits, configuration, on_run=lambda what: None)
+    report = session([contender(recorded("tcp"))], recorded("limit")).measure(skipped=[])
     assert calls == [(name, size) for size in (4096, 8192) for _ in range(2) for name in ("limit", "tcp")]
-    assert [(row.page_bytes, row.ratio, row.spread) for row in rows] == [(4096, 1.0, 0.0), (8192, 1.0, 0.0)]
+    assert [(row.page_bytes, row.ratio, row.spread) for row in report.rows] == [(4096, 1.0, 0.0), (8192, 1.0, 0.0)]
+
+
+def fail_at_8192(run: PageRun) -> float:
+    if run.page_bytes == 8192:
+        raise InternalError("the peer crashed")
+    return 1.0
+
+
+def test_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
+    peer = Contender(provider="peer", limit=Limit.RAW_TCP, measure=fail_at_8192, is_peer=True)
+    absent = Skipped(provider="absent", reason="not installed")
+    report = session([peer, contender()]).measure(skipped=[absent])
+    assert [(row.provider, row.page_bytes) for row in report.rows] == [("peer", 4096), ("tcp", 4096), ("tcp", 8192)]
+    assert report.skipped == (absent, Skipped(provider="peer", reason="the peer crashed"))
+
+
+def test_own_contender_that_fails_ends_the_session() -> None:
+    with pytest.raises(InternalError, match="crashed"):
+        session([contender(fail_at_8192)]).measure(skipped=[])
 
 
 def test_program_that_prints_noise_before_its_result_is_read(tmp_path: Path) -> None:

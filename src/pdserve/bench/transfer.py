@@ -13,6 +13,7 @@ from enum import Enum
 import msgspec
 
 from pdserve.bench.provenance import Machine, this_commit, this_machine
+from pdserve.errors import InternalError
 from pdserve.units import KIB, MIB
 
 DEFAULT_PAGE_BYTES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
@@ -60,6 +61,8 @@ class Contender:
     provider: str
     limit: Limit
     measure: Measure
+    is_peer: bool = False
+    """Another engine: when it fails, it is left out and the others go on."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,44 +125,55 @@ def sum_up(contender: Contender, *, page_bytes: int, pairs: Sequence[Pair]) -> R
     )
 
 
-def measure_rows(
-    contenders: Sequence[Contender],
-    limits: Mapping[Limit, Measure],
-    configuration: Configuration,
-    *,
-    on_run: Callable[[str], None],
-) -> tuple[Row, ...]:
-    """Measure every contender at every page size. `on_run` is told what is about to run."""
-    rows: list[Row] = []
-    for page_bytes in configuration.page_bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What is measured, against what. `on_run` is told what is about to run."""
+
+    contenders: Sequence[Contender]
+    limits: Mapping[Limit, Measure]
+    configuration: Configuration
+    on_run: Callable[[str], None]
+
+    def measure(self, *, skipped: Sequence[Skipped]) -> Report:
+        """The report; `skipped` and peers that failed are listed as left out. Raises: what our own contenders raise."""
+        rows: list[Row] = []
+        failures: dict[str, Skipped] = {}
+        for page_bytes in self.configuration.page_bytes:
+            rows += self._measure_page_size(page_bytes, failures)
+        return Report(
+            rows=tuple(rows),
+            skipped=(*skipped, *failures.values()),
+            configuration=self.configuration,
+            machine=this_machine(),
+            commit=this_commit(),
+        )
+
+    def _measure_page_size(self, page_bytes: int, failures: dict[str, Skipped]) -> list[Row]:
+        """A row for each contender; one that fails moves to `failures`."""
+        configuration = self.configuration
         run = PageRun(
             page_bytes=page_bytes, region_bytes=configuration.region_bytes, num_rounds=configuration.num_rounds
         )
-        pairs: dict[str, list[Pair]] = {contender.provider: [] for contender in contenders}
+        pairs: dict[str, list[Pair]] = {contender.provider: [] for contender in self.contenders}
         for repetition in range(configuration.repetitions):
-            for contender in contenders:
-                on_run(
-                    f"{page_bytes // KIB} KiB, {repetition + 1}/{configuration.repetitions}: {contender.limit.value}, "
-                    f"{contender.provider}"
+            for contender in self.contenders:
+                if contender.provider in failures:
+                    continue
+                self.on_run(
+                    f"{page_bytes // KIB} KiB, {repetition + 1}/{configuration.repetitions}: {contender.provider}"
                 )
-                limit_gb_per_s = limits[contender.limit](run)
-                pairs[contender.provider].append(Pair(gb_per_s=contender.measure(run), limit_gb_per_s=limit_gb_per_s))
-        rows += [sum_up(contender, page_bytes=page_bytes, pairs=pairs[contender.provider]) for contender in contenders]
-    return tuple(rows)
+                try:
+                    pairs[contender.provider].append(self._measure_pair(contender, run))
+                except InternalError as error:
+                    if not contender.is_peer:
+                        raise
+                    failures[contender.provider] = Skipped(provider=contender.provider, reason=error.message)
+        return [
+            sum_up(contender, page_bytes=page_bytes, pairs=pairs[contender.provider])
+            for contender in self.contenders
+            if contender.provider not in failures
+        ]
 
-
-def measure_transfers(
-    contenders: Sequence[Contender],
-    limits: Mapping[Limit, Measure],
-    configuration: Configuration,
-    *,
-    skipped: Sequence[Skipped],
-    on_run: Callable[[str], None],
-) -> Report:
-    return Report(
-        rows=measure_rows(contenders, limits, configuration, on_run=on_run),
-        skipped=tuple(skipped),
-        configuration=configuration,
-        machine=this_machine(),
-        commit=this_commit(),
-    )
+    def _measure_pair(self, contender: Contender, run: PageRun) -> Pair:
+        limit_gb_per_s = self.limits[contender.limit](run)
+        return Pair(gb_per_s=contender.measure(run), limit_gb_per_s=limit_gb_per_s)

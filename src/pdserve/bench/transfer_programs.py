@@ -64,7 +64,7 @@ def installed_peers() -> tuple[list[Contender], list[Skipped]]:
         if any((PEER_FOLDER / ".venv").glob(f"lib/python*/site-packages/{peer.package}")):
             command = [str(PEER_FOLDER / ".venv" / "bin" / "python"), str(PEER_FOLDER / peer.script)]
             measure = partial(measure_program, command, peer.variables)
-            contenders.append(Contender(provider=peer.provider, limit=peer.limit, measure=measure))
+            contenders.append(Contender(provider=peer.provider, limit=peer.limit, measure=measure, is_peer=True))
         else:
             skipped.append(Skipped(provider=peer.provider, reason="not installed; run benchmarks/peers_transfer/setup"))
     return contenders, skipped

@@ -14,7 +14,7 @@ from pdserve.bench.transfer import (
     Configuration,
     Report,
     Row,
-    measure_transfers,
+    Session,
 )
 from pdserve.bench.transfer_programs import installed_peers, limit_measures
 from pdserve.cli.subparsers import Subparsers
@@ -45,9 +45,13 @@ def run(args: argparse.Namespace) -> int:
     if max(configuration.page_bytes) > configuration.region_bytes:
         raise ConfigError("--region: smaller than the largest page of --pages")
     peers, skipped = installed_peers()
-    report = measure_transfers(
-        [*fabric_contenders(), *peers], limit_measures(), configuration, skipped=skipped, on_run=_show_progress
+    session = Session(
+        contenders=[*fabric_contenders(), *peers],
+        limits=limit_measures(),
+        configuration=configuration,
+        on_run=_show_progress,
     )
+    report = session.measure(skipped=skipped)
     print(msgspec.json.encode(report).decode() if args.json else format_report(report))
     return 0
 
