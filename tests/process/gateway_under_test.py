@@ -1,7 +1,7 @@
 """A real gateway application on loopback, with a tokenizer that counts bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import openai
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.errors import InvalidField
+from pdserve.errors import ConfigError, InvalidField
 from pdserve.gateway.app import build_app
 from pdserve.gateway.settings import GatewaySettings
 
@@ -27,9 +27,11 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
         if messages[0]["role"] == "assistant":
             raise InvalidField("a chat begins with the user", param="messages")
+        if messages[0]["content"] == "no template":
+            raise ConfigError("the model has no chat template")
         return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
 
 

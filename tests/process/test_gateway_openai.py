@@ -106,6 +106,16 @@ async def test_chat_without_seed_draws_another_each_time() -> None:
         assert len(seeds) == 2 and None not in seeds
 
 
+async def test_completion_with_token_ids_asked_for_carries_each_token() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), answering(["a", "", "b"])):
+        client = running.client()
+        asked = {"return_token_ids": True}
+        whole = await client.completions.create(model="smol", prompt="x", extra_body=asked)
+        assert whole.choices[0].to_dict()["token_ids"] == [0, 1, 2]
+        stream = await client.completions.create(model="smol", prompt="x", stream=True, extra_body=asked)
+        assert [chunk.choices[0].to_dict()["token_ids"] async for chunk in stream] == [[0], [1], [2]]
+
+
 async def test_models_are_the_own_name_and_default() -> None:
     async with gateway() as running, joined(running.url, join_message("d0")):
         assert [model.id async for model in running.client().models.list()] == ["smol", "default"]
@@ -143,6 +153,7 @@ async def test_many_clients_at_once_each_get_their_own_answer() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": [{"role": "assistant", "content": "I first"}]}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "no template"}]}, "messages", "unsupported_parameter"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"extra_body": {"temprature": 1}}, "temprature", "invalid_value"),
         ({"extra_body": {"stop_token_ids": [256]}}, "stop_token_ids", "invalid_value"),

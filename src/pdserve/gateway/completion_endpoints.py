@@ -68,14 +68,7 @@ class CompletionEndpoints:
             )
             stream = self._hub.submit(work)
             record.at(Instant.DISPATCHED)
-            writer = AnswerWriter(
-                shape,
-                answer_id=request_id,
-                created_s=int(time.time()),
-                model_name=self._settings.model_name,
-                system_fingerprint=f"pdserve-{self._hub.fingerprint}",
-                returns_token_ids=bool(prompt.fields.return_token_ids),
-            )
+            writer = self._writer(shape, request_id, prompt)
             if not work.streams:
                 return await answer_whole(stream, writer, record)
             events = EventStream(request, write_timeout_s=self._settings.write_timeout_s)
@@ -92,6 +85,16 @@ class CompletionEndpoints:
         finally:
             self._hub.release(request_id)
             _log.debug("request_ended request_id=%s outcome=%s", request_id, record.outcome)
+
+    def _writer(self, shape: AnswerShape, request_id: RequestId, prompt: Prompt) -> AnswerWriter:
+        return AnswerWriter(
+            shape,
+            answer_id=request_id,
+            created_s=int(time.time()),
+            model_name=self._settings.model_name,
+            system_fingerprint=f"pdserve-{self._hub.fingerprint}",
+            returns_token_ids=bool(prompt.fields.return_token_ids),
+        )
 
     async def _body(self, request: web.Request) -> bytes:
         try:

@@ -139,9 +139,9 @@ class Hub:
     def refresh_metrics(self) -> None:
         """Bring the gauges up to date, before they are read."""
         self._metrics.set_requests(num_pending=self._dispatcher.num_pending, num_retries=self._dispatcher.num_retries)
-        self._metrics.clear_workers()
+        self._metrics.workers.clear()
         for worker in self.view.workers:
-            self._metrics.set_worker(
+            self._metrics.workers.set(
                 worker.worker_id,
                 worker.role.value,
                 num_running=worker.load.num_running,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pdserve.errors import InvalidField, ModelNotFound
+from pdserve.errors import ConfigError, InvalidField, ModelNotFound, UnsupportedField
 from pdserve.gateway.chat_request import parse_chat_request
 from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, parse_completion_request
 from pdserve.gateway.sampling_fields import SamplingFields, sampling_params
@@ -46,7 +46,10 @@ class PromptReader:
         request = parse_chat_request(body)
         self._require_model(request)
         messages = [message.as_template_input for message in request.messages]
-        token_ids = await asyncio.to_thread(self._tokenizer.apply_chat_template, messages)
+        try:
+            token_ids = await asyncio.to_thread(self._tokenizer.apply_chat_template, messages)
+        except ConfigError as error:
+            raise UnsupportedField(error.message, param="messages") from error
         return self._prompt(request, token_ids, param="messages", default_max_tokens=None)
 
     async def completion(self, body: bytes) -> Prompt:

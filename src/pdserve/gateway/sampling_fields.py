@@ -112,22 +112,25 @@ def sampling_params(
             "which leaves none for the answer; shorten the prompt",
             param=prompt_param,
         )
-    limit = fields.token_limit
-    if limit is None:
-        limit = room if default_max_tokens is None else min(room, default_max_tokens)
-    if limit > room:
+    default = room if default_max_tokens is None else min(room, default_max_tokens)
+    max_tokens = default if fields.token_limit is None else fields.token_limit
+    if max_tokens > room:
         raise ContextOverflow(
             f"this model's context is {max_model_len} tokens and the prompt has {num_prompt_tokens}, "
-            f"which leaves no {limit} for the answer; ask for at most {room}",
+            f"which leaves no {max_tokens} for the answer; ask for at most {room}",
             param="max_tokens",
         )
+    return _resolved(fields, max_tokens=max_tokens)
+
+
+def _resolved(fields: SamplingFields, *, max_tokens: int) -> SamplingParams:
     temperature = 1.0 if fields.temperature is None else fields.temperature
     if temperature < MIN_TEMPERATURE:
         temperature = 0.0
     seed = secrets.randbits(63) if fields.seed is None and temperature > 0 else fields.seed
     stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
     return SamplingParams(
-        max_tokens=limit,
+        max_tokens=max_tokens,
         temperature=temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=max(0, fields.top_k or 0),

@@ -1,6 +1,5 @@
 """The tokenizer as the gateway sees it; implemented by `pdserve.text.tokenizer`."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -12,6 +11,6 @@ class GatewayTokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Raises: `InvalidField` (param `messages`) when the template refuses them."""
+    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+        """Raises: `InvalidField` when the template refuses the messages, `ConfigError` without a template."""
         ...

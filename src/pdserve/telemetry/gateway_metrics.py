@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms, latency_histogram
 from pdserve.telemetry.total import Total
+from pdserve.telemetry.worker_gauges import WorkerGauges
 from pdserve.units import ns_to_seconds
 
 GATEWAY_INTERVALS = (
@@ -61,14 +62,7 @@ class GatewayMetrics:
             "pdserve:stale_messages_total", "Messages of a past connection or request.", ("kind",), registry=registry
         )
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
-        self._workers = Gauge("pdserve:workers", "Workers with a live lease.", ("role",), registry=registry)
-        per_worker = ("model_name", "worker")
-        self._running = Gauge("vllm:num_requests_running", "Sequences being generated.", per_worker, registry=registry)
-        self._waiting = Gauge("vllm:num_requests_waiting", "Sequences not started yet.", per_worker, registry=registry)
-        self._kv_usage = Gauge(
-            "vllm:kv_cache_usage_perc", "Used share of the pages, 0 to 1.", per_worker, registry=registry
-        )
-        self._quarantined = Gauge("pdserve:quarantined_pages", "Pages in quarantine.", per_worker, registry=registry)
+        self.workers = WorkerGauges(registry, model_name=model_name)
 
     def observe_finished(
         self, instants: RequestInstants, *, finish_reason: str, num_prompt_tokens: int, num_tokens: int
@@ -104,29 +98,6 @@ class GatewayMetrics:
         """Requests pending now, and the retries since the gateway started."""
         self._pending.set(num_pending)
         self._retries.set(num_retries)
-
-    def clear_workers(self) -> None:
-        """Forget all workers; call before `set_worker` of each live one."""
-        for gauge in (self._workers, self._running, self._waiting, self._kv_usage, self._quarantined):
-            gauge.clear()
-
-    def set_worker(
-        self,
-        worker_id: str,
-        role: str,
-        *,
-        num_running: int,
-        num_waiting: int,
-        num_pages: int,
-        num_free_pages: int,
-        num_quarantined_pages: int,
-    ) -> None:
-        labels = {"model_name": self._model_name, "worker": worker_id}
-        self._workers.labels(role=role).inc()
-        self._running.labels(**labels).set(num_running)
-        self._waiting.labels(**labels).set(num_waiting)
-        self._kv_usage.labels(**labels).set((num_pages - num_free_pages) / num_pages if num_pages else 0.0)
-        self._quarantined.labels(**labels).set(num_quarantined_pages)
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
