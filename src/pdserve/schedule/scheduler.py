@@ -22,13 +22,16 @@ no more preemptions than tokens.
 
 from pdserve.errors import CapacityError, ContextOverflow, InternalError
 from pdserve.ids import SequenceId
-from pdserve.kv.pages import RETRY_AFTER_S, PagePool
+from pdserve.kv.pages import PagePool
 from pdserve.schedule.batch import Batch, BatchResult, Chunk, NewSequence
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.outcome import StepOutcome
 from pdserve.schedule.prefill_queue import PrefillQueue
 from pdserve.schedule.sequence import Sequence
 from pdserve.units import div_ceil
+
+RETRY_AFTER_S = 1.0
+"""A full queue moves with each pass, in well under a second; sooner, the same client would mostly be refused again."""
 
 
 class Scheduler:
