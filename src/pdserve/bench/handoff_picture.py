@@ -48,7 +48,9 @@ def _draw_lanes(axes: Axes, trace: HandoffTrace) -> None:
     )
     for row, (_, spans, color) in enumerate(lanes):
         bars = [_bar(span, trace) for span in spans]
-        axes.broken_barh(bars, (len(lanes) - row - 0.9, 0.8), facecolors=color, edgecolor="white", linewidth=0.4)
+        # A push takes a fraction of a pixel: its own edge keeps it visible.
+        edge = color if color == PUSH_COLOR else "white"
+        axes.broken_barh(bars, (len(lanes) - row - 0.9, 0.8), facecolors=color, edgecolor=edge, linewidth=0.8)
     for prefill in prefills:
         start_ms, duration_ms = _bar(prefill, trace)
         axes.text(start_ms + duration_ms / 2, len(lanes) - 0.5, prefill.name, ha="center", va="center", color="white")
