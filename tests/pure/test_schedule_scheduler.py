@@ -347,8 +347,8 @@ def test_schedule_running_slots_bound_the_batch_and_handed_over_take_them_first(
 
 def test_schedule_sequence_preempted_for_an_older_one_is_not_in_the_same_batch() -> None:
     bench = Bench(num_pages=3)
-    bench.add_handed_over(2, num_tokens=7, num_pages=2)
-    bench.add_handed_over(1, num_tokens=5, num_pages=1)
+    bench.add_handed_over(2, num_tokens=7, num_pages=2, max_tokens=4)
+    bench.add_handed_over(1, num_tokens=5, num_pages=1, max_tokens=4)
     batch, _ = bench.step()
     assert ranges(batch) == [(1, 4, 5)]
     assert bench.scheduler.num_preemptions == 1
@@ -356,8 +356,8 @@ def test_schedule_sequence_preempted_for_an_older_one_is_not_in_the_same_batch()
 
 def test_schedule_handed_over_sequence_that_waits_for_a_slot_gives_its_pages_to_an_older_one() -> None:
     bench = Bench(num_pages=2, limits=ScheduleLimits(max_running=1))
-    bench.add_handed_over(1, num_tokens=5, num_pages=1)
-    waiting = bench.add_handed_over(2, num_tokens=4, num_pages=1)
+    bench.add_handed_over(1, num_tokens=5, num_pages=1, max_tokens=4)
+    waiting = bench.add_handed_over(2, num_tokens=4, num_pages=1, max_tokens=4)
     batch, _ = bench.step()
     assert ranges(batch) == [(1, 4, 5)]
     assert (waiting.page_indices, waiting.num_computed) == ([], 0)
