@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from pdserve.engine.cpu_executor import CpuExecutor
 from pdserve.engine.executor import Executor
 from pdserve.engine.kv_storage import TORCH_DTYPES, KvStorage
 from pdserve.engine.port import EngineSpec
@@ -28,6 +29,12 @@ def load_runner(model_dir: Path, config: ModelConfig, layout: KvLayout, spec: En
         hidden_dim=config.hidden_dim,
     )
     decoder = load_decoder(model_dir, config, dtype=TORCH_DTYPES[spec.dtype], device=torch.device("cpu"))
-    executor: Executor = TorchExecutor(decoder, storage)
-    _log.info("model_loaded dir=%s seconds=%.1f", model_dir, time.monotonic() - started)
+    executor: Executor
+    if CpuExecutor.fits(decoder):
+        executor = CpuExecutor(decoder, storage, num_threads=spec.num_threads)
+    else:
+        executor = TorchExecutor(decoder, storage)
+    _log.info(
+        "model_loaded dir=%s executor=%s seconds=%.1f", model_dir, type(executor).__name__, time.monotonic() - started
+    )
     return Runner(config=config, storage=storage, executor=executor), storage

@@ -1,0 +1,109 @@
+// Products with packed matrices. A tile of rows times one panel is held in registers over the whole depth.
+
+#ifndef PDSERVE_KERNELS_LINEAR_H_
+#define PDSERVE_KERNELS_LINEAR_H_
+
+#include "kernels/kernel_table.h"
+#include "kernels/vector.h"
+
+namespace pdserve::PDSERVE_ISA {
+
+constexpr int kPanelVecs = kPanelColumns / kLanes;
+constexpr int kHalfVecs = kPanelVecs / 2;
+// As many accumulators as leave registers for a row of the panel and one element of x.
+constexpr int kTileRows = kRegisters == 32 ? 24 / kPanelVecs : (kPanelVecs <= 4 ? 12 / kPanelVecs : 1);
+// Rows of x that are multiplied with all panels before the next rows come: they stay in the second-level cache.
+constexpr size_t kRowBlock = 192;
+
+template <int kRows>
+PDSERVE_INLINE void Finish(const LinearArgs& args, size_t row, size_t panel, Vec (&sums)[kRows][kPanelVecs]) {
+  const bool swiglu = args.epilogue == Epilogue::kSwiglu;
+  const size_t width = swiglu ? kSwigluColumns : kPanelColumns;
+  const size_t column = panel * width;
+  const size_t num_columns = args.out_columns - column < width ? args.out_columns - column : width;
+  for (int r = 0; r < kRows; ++r) {
+    float* out = args.out + (row + r) * args.out_stride + column;
+    Vec values[kPanelVecs];
+    for (int v = 0; v < kPanelVecs; ++v) values[v] = sums[r][v];
+    if (args.bias != nullptr) {
+      for (int v = 0; v < kPanelVecs; ++v) values[v] += Load(args.bias + panel * kPanelColumns + v * kLanes);
+    }
+    if (swiglu) {
+      for (int v = 0; v < kHalfVecs; ++v) values[v] = Silu(values[v]) * values[v + kHalfVecs];
+    }
+    if (num_columns == width) {
+      const int num_vecs = swiglu ? kHalfVecs : kPanelVecs;
+      for (int v = 0; v < num_vecs; ++v) {
+        Store(out + v * kLanes, args.epilogue == Epilogue::kAdd ? Load(out + v * kLanes) + values[v] : values[v]);
+      }
+      continue;
+    }
+    float lanes[kPanelColumns];
+    for (int v = 0; v < kPanelVecs; ++v) Store(lanes + v * kLanes, values[v]);
+    for (size_t c = 0; c < num_columns; ++c) out[c] = args.epilogue == Epilogue::kAdd ? out[c] + lanes[c] : lanes[c];
+  }
+}
+
+// What a tile asks of the cache while it computes: the hardware's prefetcher alone leaves half the bandwidth unused.
+struct Prefetch {
+  const float* next_panel;  // where this tile's share of the next panel starts
+  size_t floats_per_step;   // of it for each step in depth; 0 when the panel is read only once
+};
+
+// Steps in depth between a load and its prefetch: 4 KiB of panel; 2 KiB and 8 KiB were slower.
+constexpr size_t kPrefetchSteps = 32;
+
+template <int kRows>
+static void Tile(const LinearArgs& args, size_t row, size_t panel, const Prefetch& prefetch) {
+  const float* x = args.x + row * args.x_stride;
+  const float* columns = args.panels + panel * args.depth * kPanelColumns;
+  const float* next_panel = prefetch.next_panel;
+  Vec sums[kRows][kPanelVecs] = {};
+  for (size_t d = 0; d < args.depth; ++d) {
+    __builtin_prefetch(columns + kPrefetchSteps * kPanelColumns);
+    __builtin_prefetch(columns + kPrefetchSteps * kPanelColumns + kPanelColumns / 2);
+    __builtin_prefetch(next_panel, 0, 2);
+    next_panel += prefetch.floats_per_step;
+    Vec panel_row[kPanelVecs];
+#pragma GCC unroll 8
+    for (int v = 0; v < kPanelVecs; ++v) panel_row[v] = Load(columns + v * kLanes);
+    columns += kPanelColumns;
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      const Vec element = Splat(x[r * args.x_stride + d]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kPanelVecs; ++v) sums[r][v] += element * panel_row[v];
+    }
+  }
+  Finish<kRows>(args, row, panel, sums);
+}
+
+template <int kRows>
+static void TileOfRows(const LinearArgs& args, size_t row, size_t num_rows, size_t panel, const Prefetch& prefetch) {
+  if constexpr (kRows > 1) {
+    if (num_rows < kRows) return TileOfRows<kRows - 1>(args, row, num_rows, panel, prefetch);
+  }
+  Tile<kRows>(args, row, panel, prefetch);
+}
+
+static void Linear(const LinearArgs& args, size_t first_panel, size_t last_panel) {
+  const size_t panel_floats = args.depth * kPanelColumns;
+  for (size_t block = 0; block < args.rows; block += kRowBlock) {
+    const size_t block_rows = args.rows - block < kRowBlock ? args.rows - block : kRowBlock;
+    const size_t num_tiles = (block_rows + kTileRows - 1) / kTileRows;
+    for (size_t panel = first_panel; panel < last_panel; ++panel) {
+      for (size_t tile = 0; tile < num_tiles; ++tile) {
+        // Tiles of nearly equal height: a last tile of one row would wait for its own sums.
+        const size_t start = block_rows * tile / num_tiles;
+        const size_t stop = block_rows * (tile + 1) / num_tiles;
+        const Prefetch prefetch = {args.panels + (panel + 1) * panel_floats + panel_floats * tile / num_tiles,
+                                   num_tiles == 1 ? 0 : kPanelColumns / num_tiles};
+        TileOfRows<kTileRows>(args, block + start, stop - start, panel, prefetch);
+      }
+    }
+  }
+}
+
+}  // namespace pdserve::PDSERVE_ISA
+
+#endif  // PDSERVE_KERNELS_LINEAR_H_
