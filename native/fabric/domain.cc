@@ -42,16 +42,15 @@ Completion FromEntry(const fi_cq_data_entry& entry) {
 }  // namespace
 
 Status Domain::Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain) {
-  const SavedSignalHandlers saved_signal_handlers;
-  std::unique_ptr<Domain> opened(new Domain());
-  if (Status status = opened->GetInfo(provider, bind_host); !status.ok()) return status;
-  if (Status status = opened->OpenObjects(provider); !status.ok()) return status;
+  std::unique_ptr<Domain> opened(new Domain(provider));
+  if (Status status = opened->GetInfo(bind_host); !status.ok()) return status;
+  if (Status status = opened->OpenObjects(); !status.ok()) return status;
   if (Status status = opened->ReadAddress(); !status.ok()) return status;
   *domain = std::move(opened);
   return Status::Ok();
 }
 
-Status Domain::GetInfo(const Provider& provider, const std::string& bind_host) {
+Status Domain::GetInfo(const std::string& bind_host) {
   std::unique_ptr<fi_info, InfoFreer> hints(fi_allocinfo());
   if (!hints) return Status::Failed("fi_allocinfo", ENOMEM);
   hints->caps = FI_MSG | FI_RMA;
@@ -60,9 +59,9 @@ Status Domain::GetInfo(const Provider& provider, const std::string& bind_host) {
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-  hints->fabric_attr->prov_name = strdup(provider.libfabric_name);
+  hints->fabric_attr->prov_name = strdup(provider_.libfabric_name);
 
-  const bool bound = provider.takes_bind_host && !bind_host.empty();
+  const bool bound = provider_.takes_bind_host && !bind_host.empty();
   fi_info* found = nullptr;
   int result = 0;
   // Order must be asked for to be promised; a provider without it is taken too.
@@ -74,60 +73,39 @@ Status Domain::GetInfo(const Provider& provider, const std::string& bind_host) {
                         &found);
     if (result != -FI_ENODATA) break;
   }
-  if (result != 0) return Status::Failed("fi_getinfo", -result, provider.advice);
+  if (result != 0) return Status::Failed("fi_getinfo", -result, provider_.advice);
   info_.reset(found);
   return Status::Ok();
 }
 
-Status Domain::OpenObjects(const Provider& provider) {
+Status Domain::OpenObjects() {
   fid_fabric* fabric = nullptr;
   if (int result = fi_fabric(info_->fabric_attr, &fabric, nullptr); result != 0) {
-    return Status::Failed("fi_fabric", -result, provider.advice);
+    return Status::Failed("fi_fabric", -result, provider_.advice);
   }
   fabric_.reset(fabric);
 
   fid_domain* domain = nullptr;
   if (int result = fi_domain(fabric_.get(), info_.get(), &domain, nullptr); result != 0) {
-    return Status::Failed("fi_domain", -result, provider.advice);
+    return Status::Failed("fi_domain", -result, provider_.advice);
   }
   domain_.reset(domain);
 
-  fi_av_attr av_attr = {};
-  av_attr.type = FI_AV_TABLE;
-  fid_av* address_vector = nullptr;
-  if (int result = fi_av_open(domain_.get(), &av_attr, &address_vector, nullptr); result != 0) {
-    return Status::Failed("fi_av_open", -result);
-  }
-  address_vector_.reset(address_vector);
-
-  if (Status status = OpenCompletionQueue(provider); !status.ok()) return status;
-
-  fid_ep* endpoint = nullptr;
-  if (int result = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); result != 0) {
-    return Status::Failed("fi_endpoint", -result, provider.advice);
-  }
-  endpoint_.reset(endpoint);
-  if (int result = fi_ep_bind(endpoint, &address_vector->fid, 0); result != 0) {
-    return Status::Failed("fi_ep_bind", -result);
-  }
-  if (int result = fi_ep_bind(endpoint, &completion_queue_->fid, FI_TRANSMIT | FI_RECV); result != 0) {
-    return Status::Failed("fi_ep_bind", -result);
-  }
-  if (int result = fi_enable(endpoint); result != 0) return Status::Failed("fi_enable", -result, provider.advice);
-  return Status::Ok();
+  if (Status status = OpenCompletionQueue(); !status.ok()) return status;
+  return OpenEndpoint(&shared_);
 }
 
-Status Domain::OpenCompletionQueue(const Provider& provider) {
+Status Domain::OpenCompletionQueue() {
   fi_cq_attr attr = {};
   attr.size = kCompletionQueueEntries;
   attr.format = FI_CQ_FORMAT_DATA;
-  attr.wait_obj = provider.has_wait_fd ? FI_WAIT_FD : FI_WAIT_NONE;
+  attr.wait_obj = provider_.has_wait_fd ? FI_WAIT_FD : FI_WAIT_NONE;
   fid_cq* completion_queue = nullptr;
   if (int result = fi_cq_open(domain_.get(), &attr, &completion_queue, nullptr); result != 0) {
     return Status::Failed("fi_cq_open", -result);
   }
   completion_queue_.reset(completion_queue);
-  if (provider.has_wait_fd) {
+  if (provider_.has_wait_fd) {
     int fd = -1;
     if (int result = fi_control(&completion_queue->fid, FI_GETWAIT, &fd); result != 0) {
       return Status::Failed("fi_control(FI_GETWAIT)", -result);
@@ -137,11 +115,36 @@ Status Domain::OpenCompletionQueue(const Provider& provider) {
   return Status::Ok();
 }
 
+Status Domain::OpenEndpoint(Endpoint* opened) {
+  const SavedSignalHandlers saved_signal_handlers;
+  fi_av_attr av_attr = {};
+  av_attr.type = FI_AV_TABLE;
+  fid_av* address_vector = nullptr;
+  if (int result = fi_av_open(domain_.get(), &av_attr, &address_vector, nullptr); result != 0) {
+    return Status::Failed("fi_av_open", -result);
+  }
+  opened->address_vector.reset(address_vector);
+
+  fid_ep* endpoint = nullptr;
+  if (int result = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); result != 0) {
+    return Status::Failed("fi_endpoint", -result, provider_.advice);
+  }
+  opened->endpoint.reset(endpoint);
+  if (int result = fi_ep_bind(endpoint, &address_vector->fid, 0); result != 0) {
+    return Status::Failed("fi_ep_bind", -result);
+  }
+  if (int result = fi_ep_bind(endpoint, &completion_queue_->fid, FI_TRANSMIT | FI_RECV); result != 0) {
+    return Status::Failed("fi_ep_bind", -result);
+  }
+  if (int result = fi_enable(endpoint); result != 0) return Status::Failed("fi_enable", -result, provider_.advice);
+  return Status::Ok();
+}
+
 Status Domain::ReadAddress() {
   size_t num_bytes = 0;
-  fi_getname(&endpoint_->fid, nullptr, &num_bytes);
+  fi_getname(&shared_.endpoint->fid, nullptr, &num_bytes);
   address_.resize(num_bytes);
-  if (int result = fi_getname(&endpoint_->fid, address_.data(), &num_bytes); result != 0) {
+  if (int result = fi_getname(&shared_.endpoint->fid, address_.data(), &num_bytes); result != 0) {
     return Status::Failed("fi_getname", -result);
   }
   address_.resize(num_bytes);
@@ -186,17 +189,32 @@ Status Domain::CheckAddress(std::span<const uint8_t> address) const {
   return Status::Invalid("connect", "the peer's address is malformed; both sides must use the same provider");
 }
 
-Status Domain::InsertPeer(std::span<const uint8_t> address, fi_addr_t* peer) {
+Status Domain::InsertPeer(std::span<const uint8_t> address, PeerRoute* route) {
   if (Status status = CheckAddress(address); !status.ok()) return status;
-  const int num_inserted = fi_av_insert(address_vector_.get(), address.data(), 1, peer, 0, nullptr);
+  Endpoint own;
+  if (provider_.endpoint_per_peer) {
+    if (Status status = OpenEndpoint(&own); !status.ok()) return status;
+  }
+  const Endpoint& used = provider_.endpoint_per_peer ? own : shared_;
+  fi_addr_t peer = FI_ADDR_UNSPEC;
+  const int num_inserted = fi_av_insert(used.address_vector.get(), address.data(), 1, &peer, 0, nullptr);
   if (num_inserted != 1) {
     return Status::Failed("fi_av_insert", num_inserted < 0 ? -num_inserted : FI_EINVAL,
                           "the peer must use the same provider, and shm needs it alive on this machine");
   }
+  *route = {used.endpoint.get(), peer};
+  if (provider_.endpoint_per_peer) of_peers_.push_back(std::move(own));
   return Status::Ok();
 }
 
-void Domain::RemovePeer(fi_addr_t peer) { fi_av_remove(address_vector_.get(), &peer, 1, 0); }
+void Domain::RemovePeer(const PeerRoute& route) {
+  if (provider_.endpoint_per_peer) {
+    std::erase_if(of_peers_, [&](const Endpoint& own) { return own.endpoint.get() == route.endpoint; });
+  } else {
+    fi_addr_t peer = route.address;
+    fi_av_remove(shared_.address_vector.get(), &peer, 1, 0);
+  }
+}
 
 int Domain::Write(const WriteRequest& request) {
   iovec local = {const_cast<char*>(request.piece.source), request.piece.num_bytes};
@@ -206,7 +224,7 @@ int Domain::Write(const WriteRequest& request) {
   message.msg_iov = &local;
   message.desc = &descriptor;
   message.iov_count = 1;
-  message.addr = request.peer_address;
+  message.addr = request.route.address;
   message.rma_iov = &remote;
   message.rma_iov_count = 1;
   message.context = request.context;
@@ -215,7 +233,7 @@ int Domain::Write(const WriteRequest& request) {
   if (request.has_immediate) flags |= FI_REMOTE_CQ_DATA;
   // In tx_attr.op_flags it would do nothing for fi_writemsg (tcp 1.17).
   if (request.delivery_complete) flags |= FI_DELIVERY_COMPLETE;
-  return static_cast<int>(-fi_writemsg(endpoint_.get(), &message, flags));
+  return static_cast<int>(-fi_writemsg(request.route.endpoint, &message, flags));
 }
 
 size_t Domain::ReadCompletions(std::span<Completion> completions) {

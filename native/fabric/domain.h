@@ -56,8 +56,9 @@ class Domain final : public WritePort {
   // `access` is FI_WRITE for a source, FI_REMOTE_WRITE for a target.
   Status Register(char* start, uint64_t num_bytes, uint64_t access, Registration* registration);
 
-  Status InsertPeer(std::span<const uint8_t> address, fi_addr_t* peer);
-  void RemovePeer(fi_addr_t peer);
+  Status InsertPeer(std::span<const uint8_t> address, PeerRoute* route);
+  // What is still in flight on the route may never complete.
+  void RemovePeer(const PeerRoute& route);
 
   int Write(const WriteRequest& request) override;
 
@@ -69,10 +70,17 @@ class Domain final : public WritePort {
   bool PrepareToWait();
 
  private:
-  Domain() = default;
-  Status GetInfo(const Provider& provider, const std::string& bind_host);
-  Status OpenObjects(const Provider& provider);
-  Status OpenCompletionQueue(const Provider& provider);
+  explicit Domain(const Provider& provider) : provider_(provider) {}
+  Status GetInfo(const std::string& bind_host);
+  // An endpoint with its address vector; all of them share the completion queue.
+  struct Endpoint {
+    Fid<fid_av> address_vector;
+    Fid<fid_ep> endpoint;
+  };
+
+  Status OpenObjects();
+  Status OpenCompletionQueue();
+  Status OpenEndpoint(Endpoint* opened);
   Status ReadAddress();
   Status CheckAddress(std::span<const uint8_t> address) const;
   Completion ReadError();
@@ -81,13 +89,14 @@ class Domain final : public WritePort {
     void operator()(fi_info* info) const { fi_freeinfo(info); }
   };
 
-  // In the order of opening, so that destruction closes the endpoint first.
+  const Provider& provider_;
+  // In the order of opening, so that destruction closes endpoints first.
   std::unique_ptr<fi_info, InfoFreer> info_;
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
-  Fid<fid_av> address_vector_;
   Fid<fid_cq> completion_queue_;
-  Fid<fid_ep> endpoint_;
+  Endpoint shared_;
+  std::vector<Endpoint> of_peers_;  // Where the provider wants one for each.
   std::vector<uint8_t> address_;
   std::optional<int> wait_fd_;
   bool reorders_writes_ = false;

@@ -82,9 +82,9 @@ Status Engine::Connect(std::span<const uint8_t> address, uint32_t* peer_id) {
   const uint32_t new_id = next_id_++;
   Status status = worker_.Call(
       [worker = &worker_, new_id, address = std::vector<uint8_t>(address.begin(), address.end())]() -> Status {
-        fi_addr_t peer_address = FI_ADDR_UNSPEC;
-        if (Status inserted = worker->domain().InsertPeer(address, &peer_address); !inserted.ok()) return inserted;
-        worker->sender().AddPeer(new_id, peer_address);
+        PeerRoute route;
+        if (Status inserted = worker->domain().InsertPeer(address, &route); !inserted.ok()) return inserted;
+        worker->sender().AddPeer(new_id, route);
         return Status::Ok();
       });
   if (!status.ok()) return status;

@@ -10,23 +10,27 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "tcp;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
+     .endpoint_per_peer = false,
      .advice = "check that the bind host is an address of this machine and that `fi_info -p 'tcp;ofi_rxm'` lists it "
                "(Debian and Ubuntu: apt-get install libfabric1 libfabric-bin)"},
     {.name = "shm",
      .libfabric_name = "shm",
      .has_wait_fd = false,
      .takes_bind_host = false,
+     .endpoint_per_peer = true,
      .advice = "check that /dev/shm is writable and that `fi_info -p shm` lists it "
                "(Debian and Ubuntu: apt-get install libfabric1 libfabric-bin)"},
     {.name = "efa",
      .libfabric_name = "efa",
      .has_wait_fd = false,
      .takes_bind_host = false,
+     .endpoint_per_peer = false,
      .advice = "install the EFA driver and AWS's libfabric, and check that `fi_info -p efa` lists it"},
     {.name = "verbs",
      .libfabric_name = "verbs;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
+     .endpoint_per_peer = false,
      .advice =
          "install rdma-core and a libfabric built with verbs, and check that `fi_info -p 'verbs;ofi_rxm'` lists it"},
 }};

@@ -19,6 +19,9 @@ struct Provider {
   // shm's fi_cq_sread ignores its timeout and spins.
   bool has_wait_fd;
   bool takes_bind_host;
+  // Each peer is written to from an endpoint of its own: shm 1.17 completes an endpoint's writes in the order of
+  // posting, so that one dead peer would hold up the writes to all others.
+  bool endpoint_per_peer;
   const char* advice;  // What to do when it can't be opened.
 };
 

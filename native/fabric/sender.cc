@@ -6,15 +6,15 @@
 namespace pdserve::fabric {
 
 Sender::Sender(WritePort* port, EventQueue* events, FabricCounters* counters, const LocalRegion* zero_word,
-               bool reorders_writes, std::function<void(uint64_t)> forget_address)
+               bool reorders_writes, std::function<void(const PeerRoute&)> forget_route)
     : port_(port),
       events_(events),
       counters_(counters),
       zero_word_(zero_word),
       reorders_writes_(reorders_writes),
-      forget_address_(std::move(forget_address)) {}
+      forget_route_(std::move(forget_route)) {}
 
-void Sender::AddPeer(uint32_t peer_id, uint64_t peer_address) { peers_[peer_id].address = peer_address; }
+void Sender::AddPeer(uint32_t peer_id, const PeerRoute& route) { peers_[peer_id].route = route; }
 
 void Sender::RemovePeer(uint32_t peer_id, int64_t now_ns) {
   const auto found = peers_.find(peer_id);
@@ -117,7 +117,7 @@ Sender::Posted Sender::PostPiece(uint32_t peer_id, Peer& peer, PagePush& push, c
                                   .is_last_piece = is_last_piece});
   const Posted posted = Post(peer_id, peer,
                              {.piece = piece,
-                              .peer_address = peer.address,
+                              .route = peer.route,
                               .has_immediate = is_last_piece,
                               .immediate = push.spec().immediate,
                               .delivery_complete = reorders_writes_ || !is_last_piece,
@@ -143,7 +143,7 @@ bool Sender::PostFlush(uint32_t peer_id, Peer& peer, int64_t now_ns) {
   const Posted posted =
       Post(peer_id, peer,
            {.piece = FirstPiece(*zero_word_, 0, *flush.target, flush.target->num_bytes() - num_bytes, num_bytes),
-            .peer_address = peer.address,
+            .route = peer.route,
             .has_immediate = false,
             .immediate = 0,
             .delivery_complete = true,
@@ -277,7 +277,7 @@ bool Sender::CheckRemoval(uint32_t peer_id, Peer& peer, int64_t now_ns) {
     if (now_ns < peer.drain_until_ns) return false;
     OrphanWritesOf(peer_id);
   }
-  forget_address_(peer.address);
+  forget_route_(peer.route);
   return true;
 }
 

@@ -64,12 +64,12 @@ struct FlushSpec {
 
 class Sender {
  public:
-  // `forget_address` is called when a removed peer has drained, or was given up.
+  // `forget_route` is called when a removed peer has drained, or was given up.
   // All pointers outlive the sender.
   Sender(WritePort* port, EventQueue* events, FabricCounters* counters, const LocalRegion* zero_word,
-         bool reorders_writes, std::function<void(uint64_t peer_address)> forget_address);
+         bool reorders_writes, std::function<void(const PeerRoute&)> forget_route);
 
-  void AddPeer(uint32_t peer_id, uint64_t peer_address);
+  void AddPeer(uint32_t peer_id, const PeerRoute& route);
   void RemovePeer(uint32_t peer_id, int64_t now_ns);
   void Arm(PushSpec spec);
   void Cancel(uint64_t push_id);
@@ -91,7 +91,7 @@ class Sender {
 
  private:
   struct Peer {
-    uint64_t address;
+    PeerRoute route;
     uint32_t num_in_flight = 0;
     int error = 0;                               // Not 0: failed (invariant 4).
     int64_t refused_since_ns = 0;                // Not 0: the last try to post was refused.
@@ -139,7 +139,7 @@ class Sender {
   FabricCounters* const counters_;
   const LocalRegion* const zero_word_;
   const bool reorders_writes_;
-  const std::function<void(uint64_t)> forget_address_;
+  const std::function<void(const PeerRoute&)> forget_route_;
 
   std::unordered_map<uint32_t, Peer> peers_;
   std::unordered_map<uint64_t, std::unique_ptr<PagePush>> pushes_;

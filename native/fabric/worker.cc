@@ -82,7 +82,7 @@ Status Worker::Open(const Provider& provider, const std::string& bind_host) {
     return status;
   }
   sender_ = std::make_unique<Sender>(domain_.get(), events_, counters_, zero_word_.get(), domain_->reorders_writes(),
-                                     [this](uint64_t peer_address) { domain_->RemovePeer(peer_address); });
+                                     [this](const PeerRoute& route) { domain_->RemovePeer(route); });
   return Status::Ok();
 }
 

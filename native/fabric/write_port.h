@@ -3,15 +3,23 @@
 #ifndef PDSERVE_FABRIC_WRITE_PORT_H_
 #define PDSERVE_FABRIC_WRITE_PORT_H_
 
+#include <rdma/fabric.h>
+
 #include <cstdint>
 
 #include "fabric/region.h"
 
 namespace pdserve::fabric {
 
+// How a peer is reached.
+struct PeerRoute {
+  fid_ep* endpoint;
+  fi_addr_t address;
+};
+
 struct WriteRequest {
   Piece piece;
-  uint64_t peer_address;  // libfabric's fi_addr_t.
+  PeerRoute route;
   bool has_immediate;
   uint32_t immediate;
   // The completion means that the bytes are in the peer's memory, not only that the source may be reused.
