@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
+from pdserve.config.role import Role
 from pdserve.errors import PeerLost
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.wire.channel import Channel, dial
@@ -24,7 +25,6 @@ from pdserve.wire.cluster import (
     Load,
     PrefillPlace,
     PrefillPool,
-    Role,
     Welcome,
     WorkerHeartbeat,
 )

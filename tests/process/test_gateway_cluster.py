@@ -8,9 +8,10 @@ import pytest
 from tests.process.gateway_under_test import gateway, until
 from tests.process.scripted_worker import join_message, joined, shake_hands
 
+from pdserve.config.role import Role
 from pdserve.errors import AuthenticationError, PeerLost
 from pdserve.ids import Incarnation, WorkerId
-from pdserve.wire.cluster import JoinRefused, Load, PrefillTarget, Role, WorkerHeartbeat
+from pdserve.wire.cluster import JoinRefused, Load, PrefillTarget, WorkerHeartbeat
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from tests.process.gateway_under_test import gateway
 from tests.process.scripted_worker import answering, join_message, joined, refusing
 
-from pdserve.wire.cluster import FailureKind, FinishReason, Role
+from pdserve.config.role import Role
+from pdserve.wire.cluster import FailureKind, FinishReason
 
 CHAT: Any = [{"role": "user", "content": "Hi"}]
 

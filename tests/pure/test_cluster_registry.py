@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdserve.cluster import registry as registry_module
 from pdserve.cluster.registry import MAX_LEASE_S, Joined, LeaveReason, Left, Refused, Registry
+from pdserve.config.role import Role
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.units import NS_PER_S
-from pdserve.wire.cluster import Join, Load, Role
+from pdserve.wire.cluster import Join, Load
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 FULL_LOAD = Load(num_running=3, num_waiting=2, num_waiting_tokens=500, num_free_pages=7, num_pages=64)

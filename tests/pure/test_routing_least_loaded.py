@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from pdserve.cluster.registry import Refused, Registry
 from pdserve.cluster.view import ClusterView, WorkerView
+from pdserve.config.role import Role
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.routing.least_loaded import Route, choose
-from pdserve.wire.cluster import Join, Load, Role
+from pdserve.wire.cluster import Join, Load
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 

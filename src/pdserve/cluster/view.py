@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pdserve.config.role import Role
 from pdserve.ids import Incarnation, WorkerId
-from pdserve.wire.cluster import Load, Role
+from pdserve.wire.cluster import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

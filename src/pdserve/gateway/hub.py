@@ -12,6 +12,7 @@ from typing import assert_never
 from pdserve.clock import Clock
 from pdserve.cluster.registry import Joined, LeaveReason, Left, Refused, Registry
 from pdserve.cluster.view import ClusterView
+from pdserve.config.role import Role
 from pdserve.errors import PeerLost, RemoteProtocolError
 from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, Restart, Send, Work, prefill_target
 from pdserve.gateway.errors import OVERLOADED, SERVER_ERROR, Failure, RequestFailed, no_worker
@@ -30,7 +31,6 @@ from pdserve.wire.cluster import (
     Join,
     JoinRefused,
     PrefillPool,
-    Role,
     Welcome,
     WorkerHeartbeat,
     WorkerToGateway,

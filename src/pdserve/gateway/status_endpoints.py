@@ -7,11 +7,12 @@ import msgspec
 from aiohttp import web
 
 from pdserve.clock import Clock
+from pdserve.config.role import Role
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import DEFAULT_MODEL
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.units import ns_to_seconds
-from pdserve.wire.cluster import Load, Role
+from pdserve.wire.cluster import Load
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 

@@ -10,9 +10,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from pdserve.cluster.view import ClusterView, WorkerView
+from pdserve.config.role import Role
 from pdserve.errors import CapacityError
 from pdserve.ids import WorkerId
-from pdserve.wire.cluster import Role
 
 NO_WORKER_RETRY_AFTER_S = 1.0
 """A worker joins within a heartbeat or two of being ready."""
