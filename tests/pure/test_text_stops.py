@@ -26,6 +26,7 @@ def pieces(text: str, cuts: set[int]) -> list[str]:
 
 @given(text=TEXTS, stops=STOPS, cuts=st.sets(st.integers(0, 14)))
 @example(text="aaab", stops=["aab"], cuts={1, 2, 3})
+@example(text="aabaaabaaac", stops=["aabaaac"], cuts={7})
 @example(text="abab", stops=["abb", "ba"], cuts=set())
 def test_text_stop_output_is_that_of_the_whole_text(text: str, stops: list[str], cuts: set[int]) -> None:
     matcher = StopMatcher(stops)

@@ -15,17 +15,18 @@ from pdserve.text.tokenizer import Tokenizer
 
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "a"), ("Ã", "©")]
 END_ID = 256 + len(MERGES)
-TEMPLATE = """
-{%- for message in messages %}
-    {%- if message['role'] not in ['user', 'assistant'] %}
-        {{- raise_exception('no role ' + message['role']) }}
-    {%- endif %}
-    {{- message['role'] + ': ' + message['content'] + eos_token }}
+TEMPLATE = """\
+{% for message in messages %}
+    {% if message['role'] not in ['user', 'assistant'] %}
+        {{ raise_exception('no role ' + message['role']) }}
+    {% endif %}
+{{ message['role'] + ': ' + message['content'] + eos_token }}
 {% endfor %}
-{%- if add_generation_prompt %}
-    {{- 'assistant:' }}
-{%- endif %}
+{% if add_generation_prompt %}
+{{ 'assistant:' -}}
+{% endif %}
 """
+"""Indented and on lines of its own, which must leave no trace in the prompt."""
 
 
 def byte_symbols() -> list[str]:
@@ -175,6 +176,12 @@ def test_text_detokenizer_holds_a_character_until_it_is_complete(byte_level: Tok
     assert detokenizer.finish() == "\ufffd"
 
 
+@pytest.mark.parametrize("num_garbage", range(MAX_WINDOW_TOKENS - 5, MAX_WINDOW_TOKENS + 5))
+def test_text_detokenizer_full_of_garbage_still_waits_for_a_character(byte_level: Tokenizer, num_garbage: int) -> None:
+    token_ids = [0x80] * num_garbage + byte_level.encode("🙂")
+    assert "".join(streamed(byte_level, cut(token_ids, SINGLY))) == "\ufffd" * num_garbage + "🙂"
+
+
 class CountingTokenizer(Tokenizer):
     """Counts the tokens that are decoded, again or not."""
 
@@ -224,6 +231,21 @@ def test_text_chat_template_renders_with_special_tokens(byte_level: Tokenizer) -
     assert expected.count(END_ID) == 2
 
 
+def test_text_chat_prompt_has_no_bos_but_that_of_its_template(tmp_path: Path) -> None:
+    prefix = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    adds_bos = {
+        "type": "TemplateProcessing",
+        "single": prefix,
+        "pair": [*prefix, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<end>": {"id": "<end>", "ids": [END_ID], "tokens": ["<end>"]}},
+    }
+    write_model(tmp_path, tokenizer={**byte_level_tokenizer(), "post_processor": adds_bos})
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("a") == [END_ID, ord("a")]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}]) == [ord("a")]
+
+
 def test_text_chat_template_file_goes_before_the_config(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content | tojson }}", encoding="utf-8")
@@ -253,6 +275,11 @@ def test_text_chat_template_that_fails_blames_the_messages(tmp_path: Path, templ
     with pytest.raises(InvalidField, match=f"refuses these messages: .*{message}") as caught:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
     assert caught.value.param == "messages"
+
+
+def test_text_chat_template_reason_reaches_the_client(byte_level: Tokenizer) -> None:
+    with pytest.raises(InvalidField, match="no role king"):
+        byte_level.apply_chat_template([{"role": "king", "content": "a"}])
 
 
 def test_text_model_without_chat_template_says_so(tmp_path: Path) -> None:
