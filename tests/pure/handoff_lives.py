@@ -1,0 +1,90 @@
+"""Lives of a world: events drawn by weight from a seed, every rule checked after each, everything idle at the end."""
+
+from tests.pure.handoff_story import PATIENT_S
+from tests.pure.handoff_world import World
+
+from pdserve.fabric.memory import MemoryFaults
+from pdserve.units import NS_PER_MS, NS_PER_S
+
+NUM_SEEDS = 30
+NUM_EVENTS = 250
+
+WEIGHTS = {
+    "pass": 30,
+    "poll": 15,
+    "time": 12,
+    "decode": 10,
+    "prefill": 10,
+    "submit": 8,
+    "abort": 3,
+    "break": 0.5,
+    "restart": 0.3,
+    "stall": 0.5,
+    "jump": 0.5,
+    "stale": 1,
+    "short": 1,
+    "connect": 2,
+}
+
+
+def faults_of(seed: int) -> MemoryFaults:
+    return MemoryFaults(
+        min_delay_ns=0,
+        max_delay_ns=(0, 2 * NS_PER_MS, 10 * NS_PER_MS)[seed % 3],
+        reorder=seed % 2 == 1,
+        write_failure_probability=(0.0, 0.0, 0.003, 0.03)[seed % 4],
+    )
+
+
+def happen(world: World) -> None:
+    """One event, drawn by weight."""
+    draw = world.draw
+    worker = draw.choice(world.workers)
+    match draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
+        case "pass" if not worker.is_stalled:
+            worker.step_pass()
+        case "poll" if not worker.is_stalled:
+            worker.poll()
+        case "time":
+            world.pass_time(draw.randint(0, 2 * NS_PER_MS))
+        case "decode" if world.links:
+            world.deliver_to_decode(draw.choice(world.links))
+        case "prefill" if world.links:
+            world.deliver_to_prefill(draw.choice(world.links))
+        case "submit":
+            timeout_s = draw.choice([0.002, 0.05, PATIENT_S, PATIENT_S, PATIENT_S])
+            target = draw.choice(world.decode)
+            world.submit(target, world.random_prompt(), max_tokens=draw.randint(1, 6), timeout_s=timeout_s)
+        case "abort" if world.open_stories():
+            world.abort(draw.choice(world.open_stories()))
+        case "break" if world.links:
+            world.break_link(draw.choice(world.links))
+        case "restart":
+            world.restart(worker)
+        case "stall":
+            worker.is_stalled = not worker.is_stalled
+        case "jump":
+            world.pass_time(draw.randint(1, 12) * NS_PER_S)
+        case "short":
+            worker.fabric.refuses_next_arm = True
+        case "stale" if world.links:
+            world.send_stale(draw.choice(world.links))
+        case _:
+            world.connect_all()
+
+
+def live(seed: int) -> World:
+    """A life from a seed to its idle end."""
+    world = World(seed, faults=faults_of(seed), num_decode=1 + seed % 2, num_prefill=1 + seed // 2 % 2)
+    try:
+        for _ in range(NUM_EVENTS):
+            happen(world)
+            world.listen()
+            world.referee.check(world.workers)
+        world.settle()
+        for worker in world.workers:
+            world.referee.check_idle(worker)
+        assert not world.open_stories(), "H7: requests without an ending"
+    finally:
+        world.close()
+    return world

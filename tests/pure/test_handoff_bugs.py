@@ -1,0 +1,118 @@
+"""Bugs planted in the messenger: the random lives find each, so they would find it if it were ours."""
+
+# pyright: reportPrivateUsage=false
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.pure.handoff_lives import NUM_SEEDS, live
+from tests.pure.handoff_rules import RuleBroken
+
+from pdserve.decode.role import DecodeRole
+from pdserve.errors import PdserveError
+from pdserve.fabric.port import IMMEDIATE_GENERATION_BITS, FlushEnded, FlushId
+from pdserve.ids import HandoffId, Immediate, Incarnation
+from pdserve.kv.layout import KvLayout
+from pdserve.transfer.handoff import RECEIVER_TABLE, ReceiverEvent, ReceiverState
+from pdserve.transfer.immediates import ImmediatePool
+from pdserve.transfer.plan import num_writes
+from pdserve.transfer.receiver import HandoffFailed, Receiver
+from pdserve.transfer.sender import Sender
+from pdserve.wire.peer import Addressed
+
+
+def require_found(*findings: str) -> None:
+    """Some life breaks a rule, and in one of these ways; or the workers stumble over their own books (`KeyError`)."""
+    for seed in range(NUM_SEEDS):
+        try:
+            live(seed)
+        except (RuleBroken, PdserveError, KeyError) as error:
+            assert f"{type(error).__name__}: {error}".startswith(findings), f"seed {seed}: {error!r}"
+            return
+    pytest.fail(f"no rule was broken in {NUM_SEEDS} lives")
+
+
+@pytest.mark.parametrize("event", [ReceiverEvent.CANCEL, ReceiverEvent.PEER_LOST])
+def test_pages_released_before_the_peer_is_silent_are_found(
+    monkeypatch: pytest.MonkeyPatch, event: ReceiverEvent
+) -> None:
+    granted: dict[ReceiverEvent, Any] = {**RECEIVER_TABLE[ReceiverState.GRANTED], event: ReceiverState.CLOSED}
+    monkeypatch.setattr("pdserve.transfer.handoff.RECEIVER_TABLE", {**RECEIVER_TABLE, ReceiverState.GRANTED: granted})
+    require_found("RuleBroken: H2")
+
+
+@pytest.mark.parametrize(("error", "rule"), [(-1, "H2"), (1, "H7")])
+def test_miscounted_writes_are_found(monkeypatch: pytest.MonkeyPatch, error: int, rule: str) -> None:
+    """One too few: the request runs on pages that are still written. One too many: it never lands."""
+
+    def miscount(layout: KvLayout, *, num_held_tokens: int, num_prompt_tokens: int) -> int:
+        return num_writes(layout, num_held_tokens=num_held_tokens, num_prompt_tokens=num_prompt_tokens) + error
+
+    monkeypatch.setattr("pdserve.transfer.receiver.num_writes", miscount)
+    require_found(f"RuleBroken: {rule}")
+
+
+@pytest.mark.parametrize("condition", ["in_pass", "outstanding"])
+def test_sender_that_does_not_drain_is_found(monkeypatch: pytest.MonkeyPatch, condition: str) -> None:
+    drain = Sender._drain
+
+    def drain_at_once(self: Sender, handoff: Any, *, now_ns: int) -> None:
+        kept = getattr(handoff, condition)
+        setattr(handoff, condition, type(kept)())
+        drain(self, handoff, now_ns=now_ns)
+        setattr(handoff, condition, kept)
+
+    monkeypatch.setattr(Sender, "_drain", drain_at_once)
+    require_found("RuleBroken: H", "KeyError")
+
+
+def test_confirmation_without_a_flush_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def confirm_at_once(self: Sender, session: Any, handoff_id: HandoffId, *, now_ns: int) -> None:
+        del now_ns
+        flush_id = FlushId(self._next_flush_id)
+        self._next_flush_id += 1
+        self._flushes[flush_id] = (session, handoff_id)
+        self.on_flush_ended(FlushEnded(flush_id=flush_id, delivered=True, errno=0))
+
+    monkeypatch.setattr(Sender, "_flush", confirm_at_once)
+    require_found("RuleBroken: H2")
+
+
+@pytest.mark.parametrize(("arming", "tick"), [("_arm_pages", "first_tick"), ("_arm_tail", "tick")])
+def test_push_before_its_layer_is_computed_is_found(monkeypatch: pytest.MonkeyPatch, arming: str, tick: str) -> None:
+    arm: Callable[..., None] = getattr(Sender, arming)
+
+    def arm_early(self: Sender, *arguments: Any, **ticks: int) -> None:
+        arm(self, *arguments, **{tick: ticks[tick] - 1})
+
+    monkeypatch.setattr(Sender, arming, arm_early)
+    require_found("RuleBroken: H3")
+
+
+@pytest.mark.parametrize("side", [Receiver, Sender])
+def test_obeyed_message_of_an_earlier_incarnation_is_found(
+    monkeypatch: pytest.MonkeyPatch, side: type[Receiver] | type[Sender]
+) -> None:
+    def is_current(self: Receiver | Sender, peer: Incarnation, message: Addressed) -> bool:
+        del message
+        return self.is_connected(peer)
+
+    monkeypatch.setattr(side, "_is_current", is_current)
+    require_found("RuleBroken: H")
+
+
+def test_immediate_that_is_not_retired_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(self: ImmediatePool, immediate: Immediate) -> None:
+        self._slots.release(immediate >> IMMEDIATE_GENERATION_BITS)
+
+    monkeypatch.setattr(ImmediatePool, "release", release)
+    require_found("RuleBroken: H5", "FabricError: expect: immediate")
+
+
+def test_failed_handoff_that_is_not_taken_up_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: DecodeRole, outcome: HandoffFailed) -> None:
+        del self, outcome
+
+    monkeypatch.setattr(DecodeRole, "_handoff_failed", forget)
+    require_found("RuleBroken: H7")
