@@ -100,9 +100,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         else:
             self.keep(sequence)
 
-    @rule(num_prompt_tokens=st.integers(2, 20), max_tokens=st.integers(1, 8))
-    def add_handed_over(self, num_prompt_tokens: int, max_tokens: int) -> None:
+    @rule(num_prompt_tokens=st.integers(2, 20), max_tokens=st.integers(1, 8), handoff_ms=st.integers(0, 100))
+    def add_handed_over(self, num_prompt_tokens: int, max_tokens: int, handoff_ms: int) -> None:
+        """It arrived before its handoff began, so it may be older than what runs."""
         sequence = self.sequence(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+        sequence.arrival_ns -= handoff_ms * NS_PER_MS
         num_pages = div_ceil(num_prompt_tokens - 1, PAGE_SLOTS)
         if num_pages <= self.pool.num_free:
             sequence.page_indices = self.pool.allocate(num_pages)
@@ -287,7 +289,7 @@ def test_schedule_machine_reaches_preemption_and_stall() -> None:
     """The random runs above mean little unless they get to the hard places: one fixed run that does."""
     machine = ScheduleMachine()
     for _ in range(3):
-        machine.add_handed_over(num_prompt_tokens=13, max_tokens=8)
+        machine.add_handed_over(num_prompt_tokens=13, max_tokens=8, handoff_ms=0)
     machine.grant_pages(num_pages=3)
     for _ in range(12):
         machine.start_pass()

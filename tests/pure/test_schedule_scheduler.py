@@ -354,11 +354,11 @@ def test_schedule_sequence_preempted_for_an_older_one_is_not_in_the_same_batch()
     assert bench.scheduler.num_preemptions == 1
 
 
-def test_schedule_handed_over_sequence_that_waits_for_a_slot_gives_its_pages_to_an_older_one() -> None:
+def test_schedule_handed_over_sequence_that_waits_for_a_slot_gives_its_pages_to_a_running_one() -> None:
     bench = Bench(num_pages=2, limits=ScheduleLimits(max_running=1))
-    bench.add_handed_over(1, num_tokens=5, num_pages=1, max_tokens=4)
-    waiting = bench.add_handed_over(2, num_tokens=4, num_pages=1, max_tokens=4)
+    bench.add_handed_over(2, num_tokens=5, num_pages=1, max_tokens=4)
+    waiting = bench.add_handed_over(1, num_tokens=4, num_pages=1, max_tokens=4)
     batch, _ = bench.step()
-    assert ranges(batch) == [(1, 4, 5)]
+    assert ranges(batch) == [(2, 4, 5)], "though it is younger, else the two would wait for each other"
     assert (waiting.page_indices, waiting.num_computed) == ([], 0)
     assert bench.scheduler.num_waiting == 1

@@ -11,13 +11,14 @@ A batch is filled in this order:
 
 Pages. A prompt gets all its pages when its first chunk is scheduled, so it never waits half computed for pages that
 another half computed one holds. A decode takes a page when its next token needs one. When none is free, the youngest
-generating sequence is preempted: it gives back its pages and computes them again later. A sequence that is itself the
-youngest waits instead, with its pages.
+generating sequence is preempted: it gives back its pages and computes them again later. One that still waits for a
+running slot goes first, however old: else it could wait for the slot of a sequence that waits for its pages. A sequence
+that is itself the youngest waits instead, with its pages.
 
-Why this ends: the oldest generating sequence gets any page it needs from a younger one, or is the only one, and then
-has all pages that are not held by prefill-only sequences or outside the scheduler, which come back by themselves; no
-sequence is accepted that the whole pool could not hold. A preemption pays for a token that is never lost, so there are
-no more preemptions than tokens.
+Why this ends: the oldest running sequence that generates gets any page it needs from another one, or is the only one,
+and then has all pages that are not held by prefill-only sequences or outside the scheduler, which come back by
+themselves; no sequence is accepted that the whole pool could not hold. A preemption pays for a token that is never
+lost, so there are no more preemptions than tokens.
 """
 
 from pdserve.errors import CapacityError, ContextOverflow, InternalError
@@ -97,8 +98,7 @@ class Scheduler:
 
         Raises: `InternalError` when it is not in the scheduler.
         """
-        if not self._holds(sequence_id):
-            raise InternalError(f"sequence {sequence_id} is not in the scheduler")
+        self._place_of(sequence_id)
         if self._batch is not None and any(chunk.sequence_id == sequence_id for chunk in self._batch.chunks):
             self._removing.add(sequence_id)
             return None
@@ -190,13 +190,14 @@ class Scheduler:
     def _holds(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._running or sequence_id in self._waiting or sequence_id in self._handed_over
 
+    def _place_of(self, sequence_id: SequenceId) -> dict[SequenceId, Sequence]:
+        for place in (self._running, self._waiting, self._handed_over):
+            if sequence_id in place:
+                return place
+        raise InternalError(f"sequence {sequence_id} is not in the scheduler")
+
     def _take_out(self, sequence_id: SequenceId) -> Sequence:
-        for holder in (self._running, self._waiting, self._handed_over):
-            if sequence_id in holder:
-                sequence = holder.pop(sequence_id)
-                break
-        else:
-            raise InternalError(f"sequence {sequence_id} is not in the scheduler")
+        sequence = self._place_of(sequence_id).pop(sequence_id)
         self._queue.discard(sequence_id)
         self._removing.discard(sequence_id)
         if sequence_id in self._announced:
@@ -223,11 +224,11 @@ class Scheduler:
         if sequence.num_computed < len(sequence.page_indices) * self._page_slots:
             return True
         if self._pool.num_free == 0:
-            holders = [*self._running.values(), *self._handed_over.values()]
-            youngest = max(filter(_generates, holders), key=_seniority)
-            if youngest is sequence:
+            candidates = self._handed_over.values() or filter(_generates, self._running.values())
+            victim = max(candidates, key=_seniority)
+            if victim is sequence:
                 return False
-            self._preempt(youngest)
+            self._preempt(victim)
         sequence.page_indices += self._pool.allocate(1)
         return True
 
