@@ -37,16 +37,31 @@ struct AttendScratch {
         visible(factor + kAttendRows) {}
 };
 
+// Up to 16 slots of one head of one page, and where the next tile is, to be fetched meanwhile: the hardware's
+// prefetcher stops at the end of a page, and a decode step does little with each.
+struct KeyTile {
+  const float* keys;    // [num_keys][dim]
+  const float* values;  // [num_keys][dim]
+  const float* next_keys;
+  const float* next_values;
+  size_t dim;
+  size_t first_key;  // its position in the sequence
+  size_t num_keys;
+};
+
 template <int kKeys, int kVecs>
-PDSERVE_INLINE void ScoreTile(const AttendScratch& scratch, const float* keys, size_t dim, size_t key, size_t lane) {
+PDSERVE_INLINE void ScoreTile(const AttendScratch& scratch, const KeyTile& tile, size_t key, size_t lane) {
+  const float* keys = tile.keys + key * tile.dim;
+  const size_t dim = tile.dim;
   Vec sums[kKeys][kVecs] = {};
   for (size_t d = 0; d < dim; ++d) {
+    __builtin_prefetch(tile.next_keys + d * kAttendKeys);
     Vec query[kVecs];
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) query[v] = Load(scratch.queries + d * kAttendRows + lane + v * kLanes);
 #pragma GCC unroll 16
     for (int k = 0; k < kKeys; ++k) {
-      const Vec element = Splat(keys[(key + k) * dim + d]);
+      const Vec element = Splat(keys[k * dim + d]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) sums[k][v] += element * query[v];
     }
@@ -57,38 +72,38 @@ PDSERVE_INLINE void ScoreTile(const AttendScratch& scratch, const float* keys, s
 }
 
 template <int kVecs>
-PDSERVE_INLINE void ScoreLanes(const AttendScratch& scratch, const float* keys, size_t dim, size_t num_keys,
-                               size_t lane) {
+PDSERVE_INLINE void ScoreLanes(const AttendScratch& scratch, const KeyTile& tile, size_t lane) {
   constexpr int kKeys = kVecs == 1 ? 2 * kScoreKeys : kScoreKeys;
   size_t key = 0;
-  for (; key + kKeys <= num_keys; key += kKeys) ScoreTile<kKeys, kVecs>(scratch, keys, dim, key, lane);
-  for (; key < num_keys; ++key) ScoreTile<1, kVecs>(scratch, keys, dim, key, lane);
+  for (; key + kKeys <= tile.num_keys; key += kKeys) ScoreTile<kKeys, kVecs>(scratch, tile, key, lane);
+  for (; key < tile.num_keys; ++key) ScoreTile<1, kVecs>(scratch, tile, key, lane);
 }
 
-static void Scores(const AttendScratch& scratch, const float* keys, size_t dim, size_t num_keys, size_t num_lanes) {
+static void Scores(const AttendScratch& scratch, const KeyTile& tile, size_t num_lanes) {
   size_t lane = 0;
   for (; lane + kScoreVecs * kLanes <= num_lanes; lane += kScoreVecs * kLanes) {
-    ScoreLanes<kScoreVecs>(scratch, keys, dim, num_keys, lane);
+    ScoreLanes<kScoreVecs>(scratch, tile, lane);
   }
-  for (; lane < num_lanes; lane += kLanes) ScoreLanes<1>(scratch, keys, dim, num_keys, lane);
+  for (; lane < num_lanes; lane += kLanes) ScoreLanes<1>(scratch, tile, lane);
 }
 
 // Turns scores into weights and moves maximum and sum on. Returns whether any row's factor differs from 1.
-static bool Softmax(const AttendScratch& scratch, size_t first_key, size_t num_keys, size_t num_lanes) {
+static bool Softmax(const AttendScratch& scratch, const KeyTile& tile, size_t num_lanes) {
   bool shrinks = false;
   for (size_t lane = 0; lane < num_lanes; lane += kLanes) {
     const Vec visible = Load(scratch.visible + lane);
     const Vec old_max = Load(scratch.max + lane);
     Vec max = old_max;
-    for (size_t k = 0; k < num_keys; ++k) {
+    for (size_t k = 0; k < tile.num_keys; ++k) {
       float* scores = scratch.scores + k * kAttendRows + lane;
-      const Vec masked = Splat(static_cast<float>(first_key + k)) < visible ? Load(scores) : Splat(-__builtin_inff());
+      const Vec masked =
+          Splat(static_cast<float>(tile.first_key + k)) < visible ? Load(scores) : Splat(-__builtin_inff());
       Store(scores, masked);
       max = Max(max, masked);
     }
     const Vec factor = Exp(old_max - max);
     Vec sum = Load(scratch.sum + lane) * factor;
-    for (size_t k = 0; k < num_keys; ++k) {
+    for (size_t k = 0; k < tile.num_keys; ++k) {
       float* scores = scratch.scores + k * kAttendRows + lane;
       const Vec weight = Exp(Load(scores) - max);
       Store(scores, weight);
@@ -103,17 +118,21 @@ static bool Softmax(const AttendScratch& scratch, size_t first_key, size_t num_k
 }
 
 template <int kRows, int kVecs>
-PDSERVE_INLINE void AccumulateTile(const AttendScratch& scratch, const float* values, size_t dim, size_t num_keys,
-                                   size_t row, size_t column, bool shrinks) {
+PDSERVE_INLINE void AccumulateTile(const AttendScratch& scratch, const KeyTile& tile, size_t row, size_t column,
+                                   bool shrinks) {
+  const size_t dim = tile.dim;
   Vec sums[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
     const Vec factor = Splat(shrinks ? scratch.factor[row + r] : 1.0f);
     for (int v = 0; v < kVecs; ++v) sums[r][v] = Load(scratch.out + (row + r) * dim + column + v * kLanes) * factor;
   }
-  for (size_t k = 0; k < num_keys; ++k) {
+  for (size_t k = 0; k < tile.num_keys; ++k) {
+    for (int v = 0; v < kVecs * kLanes; v += kAttendKeys) {
+      __builtin_prefetch(tile.next_values + k * dim + column + v);
+    }
     Vec value[kVecs];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) value[v] = Load(values + k * dim + column + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) value[v] = Load(tile.values + k * dim + column + v * kLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = Splat(scratch.scores[k * kAttendRows + row + r]);
@@ -127,25 +146,19 @@ PDSERVE_INLINE void AccumulateTile(const AttendScratch& scratch, const float* va
 }
 
 template <int kRows>
-PDSERVE_INLINE void AccumulateRows(const AttendScratch& scratch, const float* values, size_t dim, size_t num_keys,
-                                   size_t row, bool shrinks) {
+PDSERVE_INLINE void AccumulateRows(const AttendScratch& scratch, const KeyTile& tile, size_t row, bool shrinks) {
   size_t column = 0;
-  for (; column + kOutVecs * kLanes <= dim; column += kOutVecs * kLanes) {
-    AccumulateTile<kRows, kOutVecs>(scratch, values, dim, num_keys, row, column, shrinks);
+  for (; column + kOutVecs * kLanes <= tile.dim; column += kOutVecs * kLanes) {
+    AccumulateTile<kRows, kOutVecs>(scratch, tile, row, column, shrinks);
   }
-  for (; column < dim; column += kLanes) {
-    AccumulateTile<kRows, 1>(scratch, values, dim, num_keys, row, column, shrinks);
-  }
+  for (; column < tile.dim; column += kLanes) AccumulateTile<kRows, 1>(scratch, tile, row, column, shrinks);
 }
 
-static void Accumulate(const AttendScratch& scratch, const float* values, size_t dim, size_t num_keys, size_t num_rows,
-                       bool shrinks) {
+static void Accumulate(const AttendScratch& scratch, const KeyTile& tile, size_t num_rows, bool shrinks) {
   size_t row = 0;
-  for (; row + kOutRows <= num_rows; row += kOutRows) {
-    AccumulateRows<kOutRows>(scratch, values, dim, num_keys, row, shrinks);
-  }
-  for (; row + 3 <= num_rows; row += 3) AccumulateRows<3>(scratch, values, dim, num_keys, row, shrinks);
-  for (; row < num_rows; ++row) AccumulateRows<1>(scratch, values, dim, num_keys, row, shrinks);
+  for (; row + kOutRows <= num_rows; row += kOutRows) AccumulateRows<kOutRows>(scratch, tile, row, shrinks);
+  for (; row + 3 <= num_rows; row += 3) AccumulateRows<3>(scratch, tile, row, shrinks);
+  for (; row < num_rows; ++row) AccumulateRows<1>(scratch, tile, row, shrinks);
 }
 
 static void LoadQueries(const AttendArgs& args, const AttendTask& task, const AttendScratch& scratch, size_t group,
@@ -163,10 +176,26 @@ static void LoadQueries(const AttendArgs& args, const AttendTask& task, const At
   }
 }
 
-static void Attend(const AttendArgs& args, const AttendTask& task, float* memory) {
+// Requires: position below num_positions.
+static KeyTile TileAt(const AttendArgs& args, const AttendTask& task, size_t position, size_t num_positions) {
   const PagesArgs& pages = args.pages;
-  const size_t dim = pages.head_dim;
-  const size_t group = args.heads / pages.kv_heads;
+  const auto keys_at = [&](size_t key) {
+    const size_t page = static_cast<size_t>(task.page_table[key / pages.page_slots]);
+    return pages.Head(page, task.kv_head) + key % pages.page_slots * pages.head_dim;
+  };
+  const size_t page_rest = pages.page_slots - position % pages.page_slots;
+  const size_t rest = num_positions - position < page_rest ? num_positions - position : page_rest;
+  const size_t num_keys = rest < kAttendKeys ? rest : kAttendKeys;
+  const size_t next = position + num_keys < num_positions ? position + num_keys : position;
+  const size_t values_offset = pages.page_slots * pages.head_dim;
+  const float* keys = keys_at(position);
+  const float* next_keys = keys_at(next);
+  return {keys, keys + values_offset, next_keys, next_keys + values_offset, pages.head_dim, position, num_keys};
+}
+
+static void Attend(const AttendArgs& args, const AttendTask& task, float* memory) {
+  const size_t dim = args.pages.head_dim;
+  const size_t group = args.heads / args.pages.kv_heads;
   const size_t num_rows = task.num_tokens * group;
   const size_t num_lanes = (num_rows + kLanes - 1) / kLanes * kLanes;
   const size_t num_positions = task.first_position + task.num_tokens;
@@ -174,14 +203,11 @@ static void Attend(const AttendArgs& args, const AttendTask& task, float* memory
   LoadQueries(args, task, scratch, group, num_lanes);
   for (size_t i = 0; i < num_rows * dim; ++i) scratch.out[i] = 0.0f;
   for (size_t position = 0; position < num_positions;) {
-    const size_t slot = position % pages.page_slots;
-    const float* head = pages.Head(static_cast<size_t>(task.page_table[position / pages.page_slots]), task.kv_head);
-    size_t num_keys = pages.page_slots - slot < kAttendKeys ? pages.page_slots - slot : kAttendKeys;
-    if (num_positions - position < num_keys) num_keys = num_positions - position;
-    Scores(scratch, head + slot * dim, dim, num_keys, num_lanes);
-    const bool shrinks = Softmax(scratch, position, num_keys, num_lanes);
-    Accumulate(scratch, head + (pages.page_slots + slot) * dim, dim, num_keys, num_rows, shrinks);
-    position += num_keys;
+    const KeyTile tile = TileAt(args, task, position, num_positions);
+    Scores(scratch, tile, num_lanes);
+    const bool shrinks = Softmax(scratch, tile, num_lanes);
+    Accumulate(scratch, tile, num_rows, shrinks);
+    position += tile.num_keys;
   }
   for (size_t row = 0; row < num_rows; ++row) {
     float* out =
