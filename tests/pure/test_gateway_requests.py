@@ -139,14 +139,9 @@ def test_message_that_is_wrong_is_refused_by_its_place(message: object, param: s
 
 
 def test_message_of_an_earlier_answer_can_be_sent_back() -> None:
-    earlier: dict[str, Any] = {
-        "role": "assistant",
-        "content": "x",
-        "refusal": None,
-        "tool_calls": None,
-        "annotations": [],
-    }
-    assert chat(messages=[*MESSAGES, earlier]).messages[1].as_template_input == {"role": "assistant", "content": "x"}
+    answer = {"role": "assistant", "content": "x"}
+    nothing: dict[str, Any] = {"refusal": None, "tool_calls": None, "annotations": []}
+    assert chat(messages=[*MESSAGES, {**answer, **nothing}]).messages[1].as_template_input == answer
 
 
 def test_message_of_a_developer_and_of_parts_is_what_templates_know() -> None:
