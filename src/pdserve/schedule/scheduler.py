@@ -78,6 +78,22 @@ class Scheduler:
         """Prompt tokens still to be computed, of waiting and running sequences."""
         return self._queue.num_tokens
 
+    def require_fits(self, sequence: Sequence) -> None:
+        """Raises: `ContextOverflow` when the whole pool could not hold the sequence at its longest.
+
+        `add` asks the same; ask before a handoff, so that no prompt is computed in vain.
+        """
+        num_tokens = sequence.compute_stop
+        if sequence.sampling is not None:
+            # The last token of an output is never computed.
+            num_tokens = sequence.num_prompt_tokens + sequence.sampling.max_tokens - 1
+        num_pages = div_ceil(num_tokens, self._page_slots)
+        if num_pages > self._pool.num_pages:
+            raise ContextOverflow(
+                f"prompt and output may need {num_pages} pages of {self._page_slots} tokens, the KV cache has "
+                f"{self._pool.num_pages}: shorten the prompt or lower max_tokens"
+            )
+
     def add(self, sequence: Sequence) -> None:
         """Take over a sequence: without pages, or handed over with the pages of all its tokens but the last, computed.
 
@@ -171,12 +187,7 @@ class Scheduler:
                 f"{subject} brings {len(sequence.page_indices)} pages with {sequence.num_computed} of "
                 f"{len(sequence.token_ids)} tokens computed: bring none, or all but the last token"
             )
-        num_pages = self._num_pages_at_most(sequence)
-        if num_pages > self._pool.num_pages:
-            raise ContextOverflow(
-                f"prompt and output may need {num_pages} pages of {self._page_slots} tokens, the KV cache has "
-                f"{self._pool.num_pages}: shorten the prompt or lower max_tokens"
-            )
+        self.require_fits(sequence)
 
     def _require_matching(self, result: BatchResult) -> tuple[Chunk, ...]:
         if self._batch is None or self._batch.pass_index != result.pass_index:
@@ -306,12 +317,6 @@ class Scheduler:
                 )
             )
         return tuple(new_sequences)
-
-    def _num_pages_at_most(self, sequence: Sequence) -> int:
-        """Pages when it is at its longest. The last token of an output is never computed."""
-        if sequence.sampling is None:
-            return div_ceil(sequence.compute_stop, self._page_slots)
-        return div_ceil(sequence.num_prompt_tokens + sequence.sampling.max_tokens - 1, self._page_slots)
 
 
 def _generates(sequence: Sequence) -> bool:
