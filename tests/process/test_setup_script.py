@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAIN_TOOLS = ("cat", "cksum", "dirname", "env", "find", "id", "mkdir", "rm", "sort", "tail")
+PLAIN_TOOLS = ("cat", "cksum", "dirname", "env", "find", "id", "mkdir", "nproc", "rm", "sort", "tail")
 
 
 class BareMachine:
