@@ -89,11 +89,13 @@ class Referee:
             raise RuleBroken(f"H3: a wrong tail landed for {self.grants[key].request_id}")
         self.num_landed[key] += 1
 
-    def confirmed(self, worker: Watched, decode: Incarnation, *, num_in_flight: int) -> None:
-        """H2: when a stop is confirmed, every write of the handoff has landed or failed."""
-        sender = worker.core.sender
-        is_alone = sender is not None and not any(peer == decode for peer, _ in sender._handoffs)
-        if is_alone and num_in_flight:
+    def confirmed(self, worker: Watched, decode: Watched, handoff_id: HandoffId, *, num_in_flight: int) -> None:
+        """H2: when a stop is confirmed, every write of the handoff has landed or failed.
+
+        `num_in_flight` counts the writes of the pair, so it says something only when no other handoff may have some.
+        """
+        others = [h for h in receiver_of(decode)._handoffs.values() if h.peer == worker.incarnation]
+        if num_in_flight and all(handoff.handoff_id == handoff_id for handoff in others):
             raise RuleBroken(f"H2: a stop was confirmed with {num_in_flight} writes in flight")
 
     def batch_starts(self, worker: Watched, batch: Batch) -> None:

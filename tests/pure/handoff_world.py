@@ -116,7 +116,7 @@ class Worker:
                 if isinstance(message, HandoffStopped):
                     in_flight = [self.world.network.exposures.get(part.slices[0].key) for part in link.exposures]
                     num_in_flight = sum(exposure.num_in_flight for exposure in in_flight if exposure is not None)
-                    self.world.referee.confirmed(self, peer, num_in_flight=num_in_flight)
+                    self.world.referee.confirmed(self, link.decode, message.handoff_id, num_in_flight=num_in_flight)
 
     def poll(self) -> None:
         self.core.on_fabric_events(self.fabric.poll(), now_ns=self.world.now_ns)
