@@ -8,7 +8,7 @@ from pathlib import Path
 from pdserve.cli.logs import LEVELS, configure_logs
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
-from pdserve.cli.worker import parse_cpus
+from pdserve.cli.worker import parse_cpus, parse_port
 from pdserve.config import environment
 from pdserve.launch.child import report_ready
 
@@ -17,7 +17,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("gateway", help="run the gateway that workers join", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=parse_port, default=8000)
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)

@@ -8,9 +8,8 @@ import sys
 
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
-from pdserve.cli.worker import add_engine_flags, engine_flags
+from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
 from pdserve.config.deployment import DeploymentRequest, place_workers
-from pdserve.errors import ConfigError
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment, require_free_port
 
 EXAMPLE_PROMPT = "Write three sentences about a lighthouse keeper and his cat."
@@ -23,7 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--decode", type=int, metavar="M", help="decode workers (default: 1)")
     parser.add_argument("--colocated", type=int, metavar="K", help="workers that do both (default: 0)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port of the gateway (default: 8000)")
+    parser.add_argument("--port", type=parse_port, default=8000, help="port of the gateway (default: 8000)")
     add_engine_flags(parser)
 
 
@@ -50,8 +49,6 @@ def deployment_request(arguments: argparse.Namespace) -> DeploymentRequest:
     """One prefill and one decode worker unless something else is asked for; `--colocated K` alone means just those."""
     nothing_asked = arguments.prefill is None and arguments.decode is None
     default_split = 0 if arguments.colocated and nothing_asked else 1
-    if arguments.port is not None and not 0 <= arguments.port < 65_536:
-        raise ConfigError(f"--port {arguments.port} is no port number")
     return DeploymentRequest(
         num_prefill=default_split if arguments.prefill is None else arguments.prefill,
         num_decode=default_split if arguments.decode is None else arguments.decode,

@@ -12,12 +12,15 @@ from pdserve.config.role import Role
 from pdserve.config.worker import (
     DEFAULT_CHUNK_TOKENS,
     DEFAULT_KV_TOKENS,
+    DEFAULT_LEASE_S,
     DEFAULT_MAX_RUNNING,
     DEFAULT_PAGE_SLOTS,
+    HEARTBEATS_A_LEASE,
     PROVIDERS,
     WorkerSettings,
 )
-from pdserve.errors import ConfigError
+from pdserve.errors import ConfigError, FabricError
+from pdserve.fabric.native import DEFAULT_BIND_HOST, NativeFabric
 from pdserve.launch.child import report_ready
 
 
@@ -28,11 +31,18 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--join", required=True, metavar="URL", help="the gateway, such as http://10.0.0.1:8000")
     parser.add_argument("--name", help="default: the role, the host name and the process id")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and that other workers dial")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--port", type=parse_port, default=0, help="0: any free one")
     parser.add_argument("--fabric-host", help="address of the interface for RDMA writes; default: --host")
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
     parser.add_argument("--threads", type=int, help="default: one a core of --cpus, else 1")
     parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument(
+        "--lease",
+        type=float,
+        default=DEFAULT_LEASE_S,
+        metavar="SECONDS",
+        help=f"silence of a worker or its gateway that counts as death (default: {DEFAULT_LEASE_S:g})",
+    )
     add_engine_flags(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
@@ -50,8 +60,28 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture-kv", action="store_true", help=argparse.SUPPRESS)
 
 
+def require_engine(arguments: argparse.Namespace, *, fabric_host: str) -> None:
+    """Raises: `ConfigError` when a flag of `add_engine_flags` makes no sense, or the provider is not to be had here."""
+    for flag in ("kv_tokens", "page_slots", "chunk_tokens", "max_running"):
+        if getattr(arguments, flag) < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be 1 or more, not {getattr(arguments, flag)}")
+    if arguments.max_running >= arguments.chunk_tokens:
+        raise ConfigError(
+            f"--max-running {arguments.max_running} must be below --chunk-tokens {arguments.chunk_tokens}, "
+            "or no prompt gets into a full pass"
+        )
+    try:
+        NativeFabric(arguments.provider, bind_host=fabric_host).close()
+    except FabricError as error:
+        raise ConfigError(f"--provider {arguments.provider} can't be used: {error.message}") from error
+
+
 def engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The flags of `add_engine_flags`, spelled out for a child."""
+    """The flags of `add_engine_flags`, spelled out for a child on this machine.
+
+    Raises: `ConfigError`, as `require_engine`.
+    """
+    require_engine(arguments, fabric_host=DEFAULT_BIND_HOST)
     flags = ("provider", "kv_tokens", "page_slots", "chunk_tokens", "max_running")
     spelled = [part for flag in flags for part in (f"--{flag.replace('_', '-')}", str(getattr(arguments, flag)))]
     return (*spelled, *(("--capture-kv",) if arguments.capture_kv else ()))
@@ -74,9 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
-    for flag in ("kv_tokens", "page_slots", "chunk_tokens", "max_running"):
-        if getattr(arguments, flag) < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')} must be 1 or more, not {getattr(arguments, flag)}")
+    fabric_host = arguments.fabric_host or arguments.host
+    require_engine(arguments, fabric_host=fabric_host)
+    if arguments.threads is not None and arguments.threads < 1:
+        raise ConfigError(f"--threads must be 1 or more, not {arguments.threads}")
     unknown_cpus = set(arguments.cpus) - os.sched_getaffinity(0)
     if unknown_cpus:
         raise ConfigError(f"--cpus names cores that this process may not use: {sorted(unknown_cpus)}")
@@ -95,7 +126,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         host=arguments.host,
         port=arguments.port,
         provider=arguments.provider,
-        fabric_host=arguments.fabric_host or arguments.host,
+        fabric_host=fabric_host,
         cpus=arguments.cpus,
         num_threads=arguments.threads or max(1, len(arguments.cpus)),
         page_slots=arguments.page_slots,
@@ -103,6 +134,8 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         chunk_tokens=arguments.chunk_tokens,
         saturation_tokens=min(64, arguments.chunk_tokens),
         max_running=arguments.max_running,
+        lease_s=arguments.lease,
+        heartbeat_s=arguments.lease / HEARTBEATS_A_LEASE,
         join_timeout_s=arguments.join_timeout,
         secret=environment.cluster_secret(),
         capture_kv=arguments.capture_kv,
@@ -119,3 +152,10 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of cores such as 0,2-5") from error
     return tuple(dict.fromkeys(cpus))
+
+
+def parse_port(text: str) -> int:
+    """Raises: `argparse.ArgumentTypeError`."""
+    if not text.isdecimal() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port number")
+    return int(text)

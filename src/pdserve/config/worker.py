@@ -21,6 +21,8 @@ DEFAULT_SATURATION_TOKENS = 64
 
 DEFAULT_MAX_RUNNING = 64
 DEFAULT_MAX_WAITING = 512
+DEFAULT_LEASE_S = 10.0
+HEARTBEATS_A_LEASE = 10
 DEFAULT_AGEING_TOKENS_PER_S = 100
 """A 2,000-token prompt that waited 20 s goes before any newcomer."""
 
@@ -55,9 +57,9 @@ class WorkerSettings:
     max_running: int = DEFAULT_MAX_RUNNING
     max_waiting: int = DEFAULT_MAX_WAITING
     num_tail_slots: int = 1024
-    heartbeat_s: float = 1.0
-    lease_s: float = 10.0
-    """Silence for so long is death. Ten heartbeats: a pinned core may be busy with a pass for a second."""
+    lease_s: float = DEFAULT_LEASE_S
+    """Silence for so long is death. By default ten heartbeats: a pinned core may be busy with a pass for a second."""
+    heartbeat_s: float = DEFAULT_LEASE_S / HEARTBEATS_A_LEASE
     join_timeout_s: float = 30.0
     secret: str | None = None
     capture_kv: bool = False

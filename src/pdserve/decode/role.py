@@ -170,7 +170,7 @@ class DecodeRole:
         if num_tokens > self._pool.num_pages * self._page_slots:
             return (
                 f"{num_tokens} tokens (prompt and max_tokens) do not fit this worker's KV cache of "
-                f"{self._pool.num_pages * self._page_slots}; lower max_tokens or raise --num-pages"
+                f"{self._pool.num_pages * self._page_slots}; lower max_tokens or raise --kv-tokens"
             )
         return None
 
