@@ -45,81 +45,70 @@ class FabricRegions:
     tail: RegionId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a core is given: what it is, what it computes with, and the ports through which it acts."""
+
+    settings: WorkerSettings
+    identity: Identity
+    engine: EngineInfo
+    tokenizer: Tokenizer
+    fabric: Fabric
+    regions: FabricRegions
+    outbox: Outbox
+    drop_peer: Callable[[Incarnation, str], None]
+    """Closes the control connection to a peer and logs why; `peer_lost` follows."""
+    on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None
+    """Sees the pages of each prompt when they are whole: for verification."""
+
+
 class WorkerCore:
     """Threads: one. `prefill` and `decode` are None where the worker does not have the role."""
 
-    def __init__(
-        self,
-        *,
-        settings: WorkerSettings,
-        identity: Identity,
-        engine: EngineInfo,
-        fabric: Fabric,
-        regions: FabricRegions,
-        tokenizer: Tokenizer,
-        outbox: Outbox,
-        drop_peer: Callable[[Incarnation, str], None],
-        on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None,
-    ) -> None:
-        self.identity = identity
-        self.pool = PagePool(num_pages=engine.num_pages)
+    def __init__(self, around: Surroundings) -> None:
+        self.identity = around.identity
+        self.pool = PagePool(num_pages=around.engine.num_pages)
         self.scheduler = Scheduler(
-            pool=self.pool, page_slots=engine.layout.page_slots, limits=schedule_limits(settings)
+            pool=self.pool, page_slots=around.engine.layout.page_slots, limits=schedule_limits(around.settings)
         )
+        self._sequence_ids = count()
         self.prefill: PrefillRole | None = None
         self.decode: DecodeRole | None = None
         self.sender: Sender | None = None
         self.receiver: Receiver | None = None
-        sequence_ids = count()
+        if around.settings.role is not Role.DECODE:
+            self.sender = _sender(around)
+            self.prefill = self._prefill_role(around, self.sender)
+        if around.settings.role is not Role.PREFILL:
+            self.receiver = _receiver(around, self.pool)
+            self.decode = self._decode_role(around, self.receiver)
 
-        def new_sequence_id() -> SequenceId:
-            return SequenceId(next(sequence_ids))
+    def _prefill_role(self, around: Surroundings, sender: Sender) -> PrefillRole:
+        return PrefillRole(
+            incarnation=around.identity.incarnation,
+            sender=sender,
+            scheduler=self.scheduler,
+            pool=self.pool,
+            num_tail_slots=around.engine.num_tail_slots,
+            outbox=around.outbox,
+            new_sequence_id=self._new_sequence_id,
+        )
 
-        if settings.role is not Role.DECODE:
-            self.sender = Sender(
-                incarnation=identity.incarnation,
-                layout=engine.layout,
-                num_pages=engine.num_pages,
-                tail_slot_bytes=engine.tail_slot_bytes,
-                fabric=fabric,
-                kv_region=regions.kv,
-                tail_region=regions.tail,
-                outbox=outbox,
-                drop_peer=drop_peer,
-            )
-            self.prefill = PrefillRole(
-                incarnation=identity.incarnation,
-                sender=self.sender,
-                scheduler=self.scheduler,
-                pool=self.pool,
-                num_tail_slots=engine.num_tail_slots,
-                outbox=outbox,
-                new_sequence_id=new_sequence_id,
-            )
-        if settings.role is not Role.PREFILL:
-            self.receiver = Receiver(
-                incarnation=identity.incarnation,
-                layout=engine.layout,
-                pool=self.pool,
-                fabric=fabric,
-                kv_region=regions.kv,
-                tail_region=regions.tail,
-                num_tail_slots=engine.num_tail_slots,
-                outbox=outbox,
-                drop_peer=drop_peer,
-                limits=ReceiverLimits(),
-            )
-            self.decode = DecodeRole(
-                incarnation=identity.incarnation,
-                receiver=self.receiver,
-                scheduler=self.scheduler,
-                pool=self.pool,
-                page_slots=engine.layout.page_slots,
-                tokenizer=tokenizer,
-                new_sequence_id=new_sequence_id,
-                limits=DecodeLimits(max_model_len=engine.max_model_len),
-                on_prefilled=on_prefilled,
-            )
+    def _decode_role(self, around: Surroundings, receiver: Receiver) -> DecodeRole:
+        return DecodeRole(
+            incarnation=around.identity.incarnation,
+            receiver=receiver,
+            scheduler=self.scheduler,
+            pool=self.pool,
+            page_slots=around.engine.layout.page_slots,
+            tokenizer=around.tokenizer,
+            new_sequence_id=self._new_sequence_id,
+            limits=DecodeLimits(max_model_len=around.engine.max_model_len),
+            on_prefilled=around.on_prefilled,
+        )
+
+    def _new_sequence_id(self) -> SequenceId:
+        return SequenceId(next(self._sequence_ids))
 
     def on_fabric_events(self, events: Iterable[FabricEvent], *, now_ns: int) -> None:
         for event in events:
@@ -191,4 +180,33 @@ def schedule_limits(settings: WorkerSettings) -> ScheduleLimits:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         ageing_tokens_per_s=settings.ageing_tokens_per_s,
+    )
+
+
+def _sender(around: Surroundings) -> Sender:
+    return Sender(
+        incarnation=around.identity.incarnation,
+        layout=around.engine.layout,
+        num_pages=around.engine.num_pages,
+        tail_slot_bytes=around.engine.tail_slot_bytes,
+        fabric=around.fabric,
+        kv_region=around.regions.kv,
+        tail_region=around.regions.tail,
+        outbox=around.outbox,
+        drop_peer=around.drop_peer,
+    )
+
+
+def _receiver(around: Surroundings, pool: PagePool) -> Receiver:
+    return Receiver(
+        incarnation=around.identity.incarnation,
+        layout=around.engine.layout,
+        pool=pool,
+        fabric=around.fabric,
+        kv_region=around.regions.kv,
+        tail_region=around.regions.tail,
+        num_tail_slots=around.engine.num_tail_slots,
+        outbox=around.outbox,
+        drop_peer=around.drop_peer,
+        limits=ReceiverLimits(),
     )

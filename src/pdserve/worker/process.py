@@ -26,7 +26,7 @@ from pdserve.units import div_ceil
 from pdserve.wire.cluster import FailureKind
 from pdserve.worker.captures import Captures
 from pdserve.worker.connections import Connections
-from pdserve.worker.core import FabricRegions, WorkerCore
+from pdserve.worker.core import FabricRegions, Surroundings, WorkerCore
 from pdserve.worker.decode_links import DecodeLinks
 from pdserve.worker.driver import Driver
 from pdserve.worker.endpoints import Endpoints
@@ -84,15 +84,17 @@ class _Worker:
         self._connections = Connections(incarnation=identity.incarnation)
         captures = Captures(engine) if settings.capture_kv else None
         core = WorkerCore(
-            settings=settings,
-            identity=identity,
-            engine=engine.info,
-            fabric=fabric,
-            regions=regions,
-            tokenizer=Tokenizer.load(Path(settings.model_dir)),
-            outbox=self._connections,
-            drop_peer=self._connections.drop,
-            on_prefilled=captures.capture if captures is not None else None,
+            Surroundings(
+                settings=settings,
+                identity=identity,
+                engine=engine.info,
+                tokenizer=Tokenizer.load(Path(settings.model_dir)),
+                fabric=fabric,
+                regions=regions,
+                outbox=self._connections,
+                drop_peer=self._connections.drop,
+                on_prefilled=captures.capture if captures is not None else None,
+            )
         )
         metrics = WorkerMetrics(model_name=settings.model_name)
         traces = TraceBook()
