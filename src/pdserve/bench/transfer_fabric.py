@@ -72,10 +72,8 @@ class KvRun:
         """The rounds of the warm-up and those that are measured."""
         return range(1), range(1, 1 + self.run.num_rounds)
 
-    def new_region(self, *, fill: int) -> SharedRegion:
-        region = SharedRegion.create(name="bench-transfer", num_bytes=self.num_bytes)
-        np.frombuffer(region.buffer, dtype=np.uint8)[:] = fill
-        return region
+    def new_region(self) -> SharedRegion:
+        return SharedRegion.create(name="bench-transfer", num_bytes=self.num_bytes)
 
     def push(self, round_index: int, *, peer_id: FabricPeerId, source: RegionId, target: RemoteRegionId) -> PagePush:
         """All pages of all layers in one random order, into the same places."""
@@ -119,15 +117,17 @@ def measure_fabric(provider: str, run: PageRun) -> float:
         receiver.join(timeout=DEADLINE_S)
     finally:
         receiver.kill()
+        receiver.join()
     return KvRun(run=run).num_bytes * run.num_rounds / elapsed_ns
 
 
 def receive(provider: str, run: PageRun, pipe: Connection) -> None:
     """The receiving process: says when it expects a phase, when that has landed, and last if the bytes are right."""
     kv_run = KvRun(run=run)
-    with closing(kv_run.new_region(fill=0)) as region, closing(NativeFabric(provider=provider)) as fabric:
+    with closing(kv_run.new_region()) as region, closing(NativeFabric(provider=provider)) as fabric:
         pipe.send((fabric.address, fabric.expose(fabric.register(region))))
         for rounds in kv_run.phases:
+            _fill(region, 0)
             deadline_ns = _deadline_ns()
             for round_index in rounds:
                 fabric.expect(_immediate(round_index), kv_run.num_writes, deadline_ns=deadline_ns)
@@ -140,10 +140,11 @@ def receive(provider: str, run: PageRun, pipe: Connection) -> None:
 def _send(provider: str, kv_run: KvRun, pipe: Connection) -> int:
     """Nanoseconds from arming the first measured push to the receiver's notice that the last write has landed."""
     with (
-        closing(kv_run.new_region(fill=SOURCE_FILL)) as region,
+        closing(kv_run.new_region()) as region,
         closing(SharedRegion.create(name="bench-layer-counter", num_bytes=REGION_BYTES)) as counter,
         closing(NativeFabric(provider=provider)) as fabric,
     ):
+        _fill(region, SOURCE_FILL)
         np.frombuffer(counter.buffer, dtype=np.uint64, count=1)[0] = NUM_LAYERS
         fabric.watch(counter)
         source = fabric.register(region)
@@ -192,6 +193,10 @@ def _answer(pipe: Connection) -> Any:
         return pipe.recv()
     except EOFError:
         raise InternalError("the receiving process ended early; its error is above") from None
+
+
+def _fill(region: SharedRegion, value: int) -> None:
+    np.frombuffer(region.buffer, dtype=np.uint8)[:] = value
 
 
 def _immediate(round_index: int) -> Immediate:
