@@ -30,6 +30,8 @@ MAX_SUPERSEDED = 4096
 class LeaveReason(Enum):
     CLOSED = "closed"
     """Its connection ended."""
+    SAID_SO = "said_so"
+    """It stopped in good order."""
     EXPIRED = "expired"
     """Its lease ran out."""
     REPLACED = "replaced"
@@ -116,12 +118,14 @@ class Registry:
         self._refresh()
         return True
 
-    def leave(self, worker_id: WorkerId, incarnation: Incarnation) -> tuple[Left, ...]:
-        """The connection of that incarnation ended; empty when it was not present."""
+    def leave(
+        self, worker_id: WorkerId, incarnation: Incarnation, reason: LeaveReason = LeaveReason.CLOSED
+    ) -> tuple[Left, ...]:
+        """That incarnation said goodbye, or its connection ended; empty when it was not present."""
         worker = self._workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
             return ()
-        return self._remove((worker,), LeaveReason.CLOSED)
+        return self._remove((worker,), reason)
 
     def expire(self, now_ns: int) -> tuple[Left, ...]:
         """Drop the workers whose lease ran out."""

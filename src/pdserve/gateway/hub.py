@@ -30,6 +30,7 @@ from pdserve.wire.cluster import (
     Generated,
     Join,
     JoinRefused,
+    Leave,
     PrefillPool,
     Welcome,
     WorkerHeartbeat,
@@ -134,7 +135,7 @@ class Hub:
             _log.info("worker_connection_ended peer=%s reason=%s", connection.worker_id, error.message)
         finally:
             if self._connections.get(connection.worker_id) is connection:
-                self._apply(self._registry.leave(connection.worker_id, connection.incarnation))
+                self._leave(connection, LeaveReason.CLOSED)
 
     def refresh_metrics(self) -> None:
         """Bring the gauges up to date, before they are read."""
@@ -197,10 +198,15 @@ class Hub:
                 self._perform(self._dispatcher.generated(connection.worker_id, message))
             case Failed():
                 self._perform(self._dispatcher.failed(connection.worker_id, message, self._clock.now_ns()))
+            case Leave():
+                self._leave(connection, LeaveReason.SAID_SO)
             case _:
                 assert_never(message)
         for _ in range(self._dispatcher.num_stale - stale_before):
             self._metrics.observe_stale(type(message).__name__)
+
+    def _leave(self, connection: _Connection, reason: LeaveReason) -> None:
+        self._apply(self._registry.leave(connection.worker_id, connection.incarnation, reason))
 
     def _apply(self, changes: Iterable[Joined | Left]) -> None:
         """Follow changes of the registry: close what left, move its requests, tell decode workers who prefills."""
@@ -212,7 +218,8 @@ class Hub:
                 case Joined():
                     _log.info("worker_joined peer=%s role=%s url=%s", worker.worker_id, worker.role.value, worker.url)
                 case Left():
-                    _log.warning("worker_left peer=%s reason=%s", worker.worker_id, change.reason.value)
+                    level = logging.INFO if change.reason is LeaveReason.SAID_SO else logging.WARNING
+                    _log.log(level, "worker_left peer=%s reason=%s", worker.worker_id, change.reason.value)
                     if change.reason is not LeaveReason.REPLACED:
                         self._close_later(self._connections.pop(worker.worker_id))
                     self._perform(self._dispatcher.worker_left(worker, self._clock.now_ns()))

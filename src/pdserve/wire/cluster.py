@@ -149,5 +149,11 @@ class Failed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     retry_after_s: float | None = None
 
 
-WorkerToGateway = Join | WorkerHeartbeat | Generated | Failed
+class Leave(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
+    """Worker to gateway: it stops in good order, and every request that it had has ended."""
+
+    sender: Incarnation
+
+
+WorkerToGateway = Join | WorkerHeartbeat | Generated | Failed | Leave
 GatewayToWorker = Welcome | JoinRefused | GatewayHeartbeat | PrefillPool | Generate | Abort

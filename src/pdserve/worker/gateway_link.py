@@ -19,6 +19,7 @@ from pdserve.wire.cluster import (
     Generate,
     Join,
     JoinRefused,
+    Leave,
     PrefillPool,
     Welcome,
     WorkerHeartbeat,
@@ -146,6 +147,7 @@ class GatewayLink:
             _log.warning("gateway_lost gateway=%s reason=%r", self._settings.join_url, error.message)
         finally:
             beats.cancel()
+            self._send(channel, Leave(sender=self._driver.core.identity.incarnation))
             self._is_joined = False
             self._driver.to_gateway = None
             with self._driver.event() as now_ns:
