@@ -65,9 +65,10 @@ class PagedCache {
   PassPlan Plan(IntVector starts, IntVector lengths, IntMatrix page_tables) const {
     Require(starts.shape(0) == lengths.shape(0) && starts.shape(0) == page_tables.shape(0),
             "starts, lengths and page tables must have one row a chunk");
-    const PoolShape shape = {pages_.shape(1), pages_.shape(4), cos_.shape(0), num_heads_, pages_.shape(2)};
-    return PassPlan(shape, starts.data(), lengths.data(), starts.shape(0), page_tables.data(), page_tables.shape(1));
+    return PassPlan(Shape(), starts.data(), lengths.data(), starts.shape(0), page_tables.data(), page_tables.shape(1));
   }
+
+  PoolShape Shape() const { return {pages_.shape(1), pages_.shape(4), cos_.shape(0), num_heads_, pages_.shape(2)}; }
 
   PagesArgs Layer(size_t layer_index) const {
     Require(layer_index < pages_.shape(0), "the cache has no such layer");
@@ -77,7 +78,7 @@ class PagedCache {
 
   AppendArgs Append(const PassPlan& plan, size_t layer_index, Matrix qkv, const std::optional<Vector>& q_norm,
                     const std::optional<Vector>& k_norm, float eps) const {
-    Require(qkv.shape(0) == plan.num_tokens() && qkv.shape(1) == qkv_columns(), "qkv has other extents than the pass");
+    RequirePass(plan, qkv);
     Require(q_norm.has_value() == k_norm.has_value(), "queries and keys are normed both or neither");
     Require(!q_norm || (q_norm->shape(0) == head_dim() && k_norm->shape(0) == head_dim()),
             "query and key norms must have head_dim weights");
@@ -95,7 +96,7 @@ class PagedCache {
   }
 
   AttendArgs Attend(const PassPlan& plan, size_t layer_index, Matrix qkv, Matrix out) const {
-    Require(qkv.shape(0) == plan.num_tokens() && qkv.shape(1) == qkv_columns(), "qkv has other extents than the pass");
+    RequirePass(plan, qkv);
     Require(out.shape(0) == plan.num_tokens() && out.shape(1) == num_heads_ * head_dim(),
             "out has other extents than the pass");
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim()));
@@ -103,6 +104,11 @@ class PagedCache {
   }
 
  private:
+  void RequirePass(const PassPlan& plan, const Matrix& qkv) const {
+    Require(plan.shape() == Shape(), "the pass was planned for another cache");
+    Require(qkv.shape(0) == plan.num_tokens() && qkv.shape(1) == qkv_columns(), "qkv has other extents than the pass");
+  }
+
   PageArray pages_;
   ConstMatrix cos_;
   ConstMatrix sin_;

@@ -18,6 +18,8 @@ struct PoolShape {
   size_t num_positions;  // of the rotary tables
   size_t heads;
   size_t kv_heads;
+
+  bool operator==(const PoolShape&) const = default;
 };
 
 // Thread safety: const after construction.
@@ -31,14 +33,16 @@ class PassPlan {
   PassPlan(PassPlan&&) = default;
   PassPlan(const PassPlan&) = delete;
 
+  const PoolShape& shape() const { return shape_; }
   size_t num_tokens() const { return positions_.size(); }
   const int32_t* positions() const { return positions_.data(); }
   const int32_t* pages_of_tokens() const { return pages_of_tokens_.data(); }
   const std::vector<AttendTask>& tasks() const { return tasks_; }
 
  private:
-  void AddChunk(const PoolShape& shape, size_t start, size_t length, const int32_t* page_table);
+  void AddChunk(size_t start, size_t length, const int32_t* page_table);
 
+  PoolShape shape_;
   std::vector<int32_t> page_tables_;
   std::vector<int32_t> positions_;
   std::vector<int32_t> pages_of_tokens_;

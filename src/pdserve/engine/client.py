@@ -1,13 +1,13 @@
 """The worker's end of an engine: starts the rank process and runs passes on it. Torch-free."""
 
 import asyncio
-import os
 import signal
 import socket
 import sys
 
 import msgspec
 
+from pdserve.config.environment import child_environment
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.engine.rank_protocol import (
     LENGTH_BYTES,
@@ -51,7 +51,7 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
             str(theirs.fileno()),
             pass_fds=(theirs.fileno(),),
             stdin=asyncio.subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": str(spec.num_threads)},
+            env=child_environment(OMP_NUM_THREADS=str(spec.num_threads)),
         )
     connection = _RankConnection(ours, process)
     try:

@@ -10,7 +10,7 @@ from pdserve.schedule.batch import Chunk
 
 
 class Executor(Protocol):
-    """Shape suffixes: T tokens of all chunks, one chunk after another; R chosen rows of them; E hidden; V vocabulary."""
+    """Shape suffixes: T tokens of all chunks, one after another; R chosen rows of them; E hidden; V vocabulary."""
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer) -> torch.Tensor:
         """x_TE before the final norm. `on_layer(L)` comes when the KV of layer L is in the pages.

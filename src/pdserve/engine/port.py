@@ -1,11 +1,12 @@
 """The engine as a worker sees it: a model on one or more rank processes, one forward pass at a time. Torch-free."""
 
+from typing import Protocol
+
 import msgspec
 
 from pdserve.kv.layout import KvLayout
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.shared_region import SharedRegion
-from typing import Protocol
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -73,7 +73,7 @@ class Sampler:
         """One token a row; the states move on by it. Requires: every sequence known. Overwrites `logits_RV`."""
         states = [self._states[sequence_id] for sequence_id in sequence_ids]
         _apply_penalties(logits_RV, states)
-        token_ids: list[int] = logits_RV.argmax(dim=-1).tolist()
+        token_ids = [int(token_id) for token_id in logits_RV.argmax(dim=-1)]
         random_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
         if random_rows:
             drawn = _draw(logits_RV[random_rows], [states[row] for row in random_rows])

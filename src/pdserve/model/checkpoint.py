@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ from pdserve.errors import ConfigError
 from pdserve.model.config import ModelConfig
 
 _SAMPLE_BYTES = 4096
-"""Read from the middle of each tensor: training or merging changes every tensor, and hashing all bytes takes seconds."""
+"""Read from the middle of each tensor: training changes every tensor, and hashing all bytes would take seconds."""
 
 _MAX_HEADER_BYTES = 100_000_000
 """The bound of the safetensors format."""
@@ -30,11 +31,13 @@ def fingerprint(model_dir: Path, config: ModelConfig) -> str:
     fields = asdict(config) | {"architecture": config.architecture.value}
     digest.update(json.dumps(fields, sort_keys=True).encode())
     for path in weight_files(model_dir):
-        _hash_tensors(path, digest)
+        for identity in _tensor_identities(path):
+            digest.update(identity)
     return digest.hexdigest()[:32]
 
 
-def _hash_tensors(path: Path, digest: "hashlib._Hash") -> None:
+def _tensor_identities(path: Path) -> Iterator[bytes]:
+    """Name, type, shape and a sample of the bytes of each tensor."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
@@ -46,6 +49,6 @@ def _hash_tensors(path: Path, digest: "hashlib._Hash") -> None:
         header.pop("__metadata__", None)
         for name in sorted(header):
             start, stop = cast(tuple[int, int], header[name]["data_offsets"])
-            digest.update(f"{name} {header[name]['dtype']} {header[name]['shape']}".encode())
+            yield f"{name} {header[name]['dtype']} {header[name]['shape']}".encode()
             file.seek(8 + header_bytes + (start + stop) // 2 - min(_SAMPLE_BYTES, stop - start) // 2)
-            digest.update(file.read(min(_SAMPLE_BYTES, stop - start)))
+            yield file.read(min(_SAMPLE_BYTES, stop - start))

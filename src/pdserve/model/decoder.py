@@ -1,7 +1,8 @@
 """The dense decoder (Llama, Qwen2, Qwen3) in plain torch: any device, any dtype, and the reference for faster paths.
 
 Shape suffixes: T tokens of all sequences of a pass, one after another; E hidden; N query heads; H KV heads;
-D head dimension; R = D/2 rotary pairs; F feed-forward; P positions; Q = (N + 2H) * D, the packed projection; V vocabulary.
+D head dimension; R = D/2 rotary pairs; F feed-forward; P positions;
+Q = (N + 2H) * D, the packed projection; V vocabulary.
 """
 
 from typing import Protocol

@@ -12,9 +12,8 @@ import numpy as np
 from gguf import GGUFReader, TokenType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors
+from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariableType]
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 _EPS_FIELD = "llama.attention.layer_norm_rms_epsilon"
 
@@ -42,7 +41,7 @@ def convert_gguf(gguf_path: Path, target_dir: Path) -> None:
     save_file(_tensors(reader), target_dir / "model.safetensors", metadata={"format": "pt"})
     _write_json(target_dir / "config.json", _config(reader))
     _write_json(target_dir / "generation_config.json", _token_ids(reader))
-    _tokenizer(reader).save(str(target_dir / "tokenizer.json"))
+    _tokenizer(reader).save(str(target_dir / "tokenizer.json"))  # pyright: ignore[reportUnknownMemberType]
     _write_json(target_dir / "tokenizer_config.json", _tokenizer_config(reader))
 
 
@@ -129,7 +128,8 @@ def _tokenizer(reader: GGUFReader) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == TokenType.CONTROL]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    added = [AddedToken(token, special=True, normalized=False) for token in special]
+    tokenizer.add_special_tokens(added)  # pyright: ignore[reportUnknownMemberType]
     return tokenizer
 
 

@@ -11,14 +11,14 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pdserve.config.environment import cache_dir
 from pdserve.errors import ConfigError
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
@@ -34,11 +34,6 @@ _LOCK_TIMEOUT_S = 300.0
 _LOCK_POLL_S = 0.1
 
 _log = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """`$PDSERVE_CACHE`, else `~/.cache/pdserve`."""
-    return Path(os.environ.get("PDSERVE_CACHE") or Path.home() / ".cache" / "pdserve")
 
 
 def prepare() -> Path:
@@ -115,7 +110,7 @@ def _check_hash(gguf_path: Path) -> None:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Generator[None]:
     """Held by one process at a time; the kernel frees it when the holder dies."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with path.open("w") as file:

@@ -45,7 +45,7 @@ def _looks_like_path(name_or_path: str) -> bool:
 
 
 def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:

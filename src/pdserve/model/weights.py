@@ -1,9 +1,11 @@
 """Safetensors of a Hugging Face directory, loaded into a `Decoder` with Q, K, V and gate, up packed."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from pdserve.errors import ConfigError
 from pdserve.model.checkpoint import weight_files
@@ -59,6 +61,22 @@ def _sources(parameter_name: str) -> tuple[str, ...]:
     return tuple(f"model.layers.{layer_index}.{source}" for source in _LAYER_SOURCES[leaf])
 
 
+class _OpenFile(Protocol):
+    """What is used of safetensors' file, which has no types."""
+
+    def __enter__(self) -> "_OpenFile": ...
+    def __exit__(self, *exception: object) -> None: ...
+    def keys(self) -> Iterable[str]: ...
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+def _open(path: Path) -> _OpenFile:
+    try:
+        return cast(_OpenFile, safe_open(path, framework="pt"))
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is not a safetensors file: {error}") from error
+
+
 class _Tensors:
     """All tensors of a directory by name, whichever file holds them."""
 
@@ -66,12 +84,12 @@ class _Tensors:
         self._model_dir = model_dir
         self._file_of: dict[str, Path] = {}
         for path in weight_files(model_dir):
-            with safe_open(path, framework="pt") as file:
+            with _open(path) as file:
                 self._file_of.update(dict.fromkeys(file.keys(), path))
 
     def read(self, name: str) -> torch.Tensor:
         path = self._file_of.get(name)
         if path is None:
             raise ConfigError(f"{self._model_dir}: the weights have no tensor {name}")
-        with safe_open(path, framework="pt") as file:
+        with _open(path) as file:
             return file.get_tensor(name)
