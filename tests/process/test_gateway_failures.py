@@ -184,25 +184,31 @@ async def test_client_that_leaves_aborts_its_request(stream: bool, script: Scrip
         assert await running.metric("pdserve:requests_cancelled_total") == 1
 
 
-async def test_client_that_does_not_read_is_aborted_at_the_bound() -> None:
-    async def flooding(worker: ScriptedWorker, generate: Generate) -> None:
-        text = "x" * 10_000
-        for _ in range(2_000):
-            worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text=text))
-            await asyncio.sleep(0)
+async def flooding(worker: ScriptedWorker, generate: Generate) -> None:
+    for _ in range(2_000):
+        worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text="x" * 10_000))
+        await asyncio.sleep(0)
 
-    changed = {"max_buffered_deltas": 8, "write_timeout_s": 0.5}
+
+@pytest.mark.parametrize(
+    ("changed", "who_ends_it"),
+    [
+        ({"max_buffered_deltas": 8, "write_timeout_s": 60.0}, "client"),
+        ({"max_buffered_deltas": 10_000, "write_timeout_s": 0.3}, "gateway"),
+    ],
+)
+async def test_client_that_does_not_read_is_aborted_at_the_bound(changed: dict[str, Any], who_ends_it: str) -> None:
     async with gateway(**changed) as running, joined(running.url, join_message("a"), flooding) as worker:
-        reader, writer = await asyncio.open_connection(
-            sock=await _connected(running.url, receive_buffer_bytes=4096), limit=1024
-        )
+        client = await _connected(running.url, receive_buffer_bytes=4096)
         body = json.dumps({**BODY, "stream": True})
-        writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        request = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        await asyncio.get_running_loop().sock_sendall(client, request.encode())
         await asyncio.wait_for(worker.aborts.get(), 10)
         await running.until_idle()
+        if who_ends_it == "client":
+            client.close()
         await until(lambda: running.metric("pdserve:requests_cancelled_total"), lambda count: count == 1)
-        reader.feed_eof()
-        writer.close()
+        client.close()
 
 
 async def _connected(url: str, *, receive_buffer_bytes: int) -> socket.socket:

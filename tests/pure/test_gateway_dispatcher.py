@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdserve.cluster.registry import Left, Refused, Registry
 from pdserve.config.role import Role
@@ -125,6 +125,19 @@ def test_capacity_refusals_ask_each_worker_once() -> None:
     assert isinstance(action, Fail) and action.failure.status == 429
 
 
+def test_lost_request_is_sent_to_at_most_three_workers() -> None:
+    registry, dispatcher = cluster_of("a", "b", "c", "d")
+    actions = dispatcher.submit(work_of("r"), 0)
+    for _ in range(MAX_RETRIES):
+        worker_id, generate = sent(actions)
+        (left,) = registry.leave(worker_id, generate.receiver)
+        actions = dispatcher.worker_left(left.worker, 0)
+    worker_id, generate = sent(actions)
+    (left,) = registry.leave(worker_id, generate.receiver)
+    (action,) = dispatcher.worker_left(left.worker, 0)
+    assert isinstance(action, Fail)
+
+
 def test_lost_workers_requests_spread_over_those_that_are_left() -> None:
     registry, dispatcher = cluster_of("a")
     for index in range(MAX_PENDING):
@@ -145,20 +158,25 @@ class Client:
     num_ends: int = 0
     num_sends: int = 0
     delivered: list[str] = field(default_factory=list[str])
-    attempt: tuple[str, Generate] | None = None
+    attempt: tuple[WorkerId, Generate] | None = None
 
 
 class DispatcherMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.registry, self.dispatcher = cluster_of()
+        self.registry, self.dispatcher = cluster_of("a", "b")
         self.clients: dict[str, Client] = {}
-        self.old_attempts: list[tuple[str, Generate]] = []
+        self.old_attempts: list[tuple[WorkerId, Generate]] = []
         self.num_incarnations = 1
         self.now_ns = 0
 
     def pending(self) -> list[str]:
         return [request_id for request_id, client in self.clients.items() if client.num_ends == 0]
+
+    def running(self) -> list[tuple[WorkerId, Generate]]:
+        """The attempts of pending requests."""
+        attempts = [self.clients[request_id].attempt for request_id in self.pending()]
+        return [attempt for attempt in attempts if attempt is not None]
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -200,14 +218,14 @@ class DispatcherMachine(RuleBasedStateMachine):
             if isinstance(change, Left):
                 self.perform(self.dispatcher.worker_left(change.worker, self.now_ns))
 
+    @precondition(lambda self: self.registry.view.workers)
     @rule(data=st.data())
     def worker_leaves(self, data: st.DataObject) -> None:
-        if self.registry.view.workers:
-            worker = data.draw(st.sampled_from(self.registry.view.workers))
-            for left in self.registry.leave(worker.worker_id, worker.incarnation):
-                self.perform(self.dispatcher.worker_left(left.worker, self.now_ns))
+        worker = data.draw(st.sampled_from(self.registry.view.workers))
+        for left in self.registry.leave(worker.worker_id, worker.incarnation):
+            self.perform(self.dispatcher.worker_left(left.worker, self.now_ns))
 
-    @rule(streams=st.booleans(), timeout_ns=st.integers(1, 5))
+    @rule(streams=st.booleans(), timeout_ns=st.integers(1, 40))
     def client_asks(self, streams: bool, timeout_ns: int) -> None:
         request_id = f"r{len(self.clients)}"
         client = Client(streams, self.now_ns + timeout_ns)
@@ -222,40 +240,38 @@ class DispatcherMachine(RuleBasedStateMachine):
         else:
             assert can_be_taken
 
+    @precondition(lambda self: self.pending())
     @rule(data=st.data(), finishes=st.booleans())
     def worker_generates(self, data: st.DataObject, finishes: bool) -> None:
-        if pending := self.pending():
-            attempt = self.clients[data.draw(st.sampled_from(pending))].attempt
-            assert attempt is not None
-            self.perform(self.dispatcher.generated(WorkerId(attempt[0]), delta_of(attempt[1], finishes=finishes)))
+        worker_id, generate = data.draw(st.sampled_from(self.running()))
+        self.perform(self.dispatcher.generated(worker_id, delta_of(generate, finishes=finishes)))
 
+    @precondition(lambda self: self.pending())
     @rule(data=st.data(), kind=st.sampled_from(FailureKind))
     def worker_fails(self, data: st.DataObject, kind: FailureKind) -> None:
-        if pending := self.pending():
-            attempt = self.clients[data.draw(st.sampled_from(pending))].attempt
-            assert attempt is not None
-            self.perform(self.dispatcher.failed(WorkerId(attempt[0]), failed_of(attempt[1], kind), self.now_ns))
+        worker_id, generate = data.draw(st.sampled_from(self.running()))
+        self.perform(self.dispatcher.failed(worker_id, failed_of(generate, kind), self.now_ns))
 
+    @precondition(lambda self: self.pending() or self.old_attempts)
     @rule(data=st.data(), thief=st.sampled_from("abc"))
     def stale_traffic_arrives(self, data: st.DataObject, thief: str) -> None:
         """Of an earlier attempt by its worker, or of a running one by another worker: never applied."""
-        running = [client.attempt for client in self.clients.values() if client.num_ends == 0 and client.attempt]
-        stolen = [(thief, generate) for owner, generate in running if owner != thief]
+        stolen = [(WorkerId(thief), generate) for owner, generate in self.running() if owner != thief]
         if stale := [*self.old_attempts, *stolen]:
             worker_id, generate = data.draw(st.sampled_from(stale))
             num_stale = self.dispatcher.num_stale
-            assert self.dispatcher.generated(WorkerId(worker_id), delta_of(generate, text="stale", finishes=True)) == []
-            assert self.dispatcher.failed(WorkerId(worker_id), failed_of(generate, FailureKind.INTERNAL), 0) == []
+            assert self.dispatcher.generated(worker_id, delta_of(generate, text="stale", finishes=True)) == []
+            assert self.dispatcher.failed(worker_id, failed_of(generate, FailureKind.INTERNAL), 0) == []
             assert self.dispatcher.num_stale == num_stale + 2
 
+    @precondition(lambda self: self.clients)
     @rule(data=st.data())
     def client_leaves(self, data: st.DataObject) -> None:
-        if self.clients:
-            request_id = data.draw(st.sampled_from(sorted(self.clients)))
-            actions = self.dispatcher.cancel(RequestId(request_id))
-            self.perform(actions)
-            assert bool(actions) == (self.clients[request_id].num_ends == 0)
-            self.clients[request_id].num_ends = max(1, self.clients[request_id].num_ends)
+        request_id = data.draw(st.sampled_from(sorted(self.clients)))
+        actions = self.dispatcher.cancel(RequestId(request_id))
+        self.perform(actions)
+        assert bool(actions) == (self.clients[request_id].num_ends == 0)
+        self.clients[request_id].num_ends = 1
 
     @rule(duration_ns=st.integers(0, 3))
     def time_passes(self, duration_ns: int) -> None:
@@ -276,5 +292,5 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert all(client.num_ends == 1 for client in self.clients.values())
 
 
-DispatcherMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+DispatcherMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestDispatcherMachine = DispatcherMachine.TestCase
