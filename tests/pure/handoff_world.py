@@ -26,7 +26,7 @@ from pdserve.transfer.identity import Identity
 from pdserve.units import NS_PER_MS, NS_PER_S
 from pdserve.wire.cluster import Failed, Generate, Generated, PrefillTarget
 from pdserve.wire.peer import PROTOCOL_VERSION, Cancel, Grant, GrantRefused, HandoffStopped, Message, PeerHello
-from pdserve.worker.core import FabricRegions, WorkerCore
+from pdserve.worker.core import FabricRegions, Surroundings, WorkerCore
 
 MAX_MODEL_LEN = 48
 
@@ -79,7 +79,14 @@ class Worker:
             num_pages=info.num_pages,
             tail_slot_bytes=info.tail_slot_bytes,
         )
-        self.core = WorkerCore(
+        self.core = WorkerCore(self._surroundings())
+        if self.core.receiver is not None:
+            shrink_immediates(self.core.receiver)
+        watch(self.engine.kv_region, lambda start, _: world.referee.kv_written(self, start))
+        watch(self.engine.tail_region, self._tail_written)
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
             settings=WorkerSettings(
                 name=self.identity.worker_id,
                 role=role,
@@ -92,7 +99,7 @@ class Worker:
                 max_waiting=3,
             ),
             identity=self.identity,
-            engine=info,
+            engine=self.engine.info,
             fabric=self.fabric,
             regions=FabricRegions(
                 kv=self.fabric.register(self.engine.kv_region), tail=self.fabric.register(self.engine.tail_region)
@@ -102,10 +109,6 @@ class Worker:
             drop_peer=self._drop,
             on_prefilled=self._prefilled,
         )
-        if self.core.receiver is not None:
-            shrink_immediates(self.core.receiver)
-        watch(self.engine.kv_region, lambda start, _: world.referee.kv_written(self, start))
-        watch(self.engine.tail_region, self._tail_written)
 
     def send(self, peer: Incarnation, message: Message) -> None:
         if isinstance(message, Grant):
