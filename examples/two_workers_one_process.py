@@ -188,15 +188,13 @@ def main() -> None:
         for worker in (prefill, decode):
             worker.core.on_fabric_events(worker.fabric.poll(), now_ns=clock.now_ns())
     print(f"4. {(clock.now_ns() - ended_ns) // 1000} us after the last pass every write is counted. The prefill worker")
-    print(
-        f"   sent {len(prefill.sent)} messages to say so, and has {prefill.core.pool.num_free} of {NUM_PAGES} pages free."
-    )
+    print(f"   sent {len(prefill.sent)} messages to say so; free pages: {prefill.core.pool.num_free} of {NUM_PAGES}.")
 
     answer = tokenizer.decode(generate_tokens(decode))
     print(f"5. The decode worker starts with the last prompt token and generates {answer!r}.")
     expected = tokenizer.decode([sum(prompt) * 2**step % 26 for step in range(8)])
     print(f"   Without any handoff the model answers {expected!r}.")
-    print(f"6. The decode worker has {decode.core.pool.num_free} of {NUM_PAGES} pages free again.")
+    print(f"6. The request has ended; free pages: {decode.core.pool.num_free} of {NUM_PAGES}.")
 
 
 if __name__ == "__main__":

@@ -31,5 +31,5 @@ def test_example_of_two_workers_shows_overlap_and_the_same_answer() -> None:
     answers = re.findall(r"(?:generates|answers) '(\w{8})'", output)
     assert len(answers) == 2
     assert answers[0] == answers[1]
-    assert "sent 0 messages to say so, and has 16 of 16 pages free again" in output
-    assert "decode worker has 16 of 16 pages free again" in output
+    assert "sent 0 messages to say so; free pages: 16 of 16" in output
+    assert "has ended; free pages: 16 of 16" in output

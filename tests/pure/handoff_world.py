@@ -89,7 +89,7 @@ class Worker:
         return Surroundings(
             settings=WorkerSettings(
                 name=self.identity.worker_id,
-                role=role,
+                role=self.role,
                 join_url="",
                 model_dir="",
                 model_name="toy",
