@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 from aiohttp import web
@@ -33,12 +34,19 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
     try:
         try:
             await web.TCPSite(runner, settings.host, settings.port).start()
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"can't listen on {settings.host}:{settings.port}: {error.strerror or error}; choose another --port"
+                f"can't listen on {settings.host}:{settings.port}: {_reason(error)}; choose another --host or --port"
             ) from error
         _log.info("gateway_listening host=%s port=%d model=%s", settings.host, settings.port, settings.model_name)
         ready()
         await stop.wait()
     finally:
         await runner.cleanup()
+
+
+def _reason(error: OSError | OverflowError) -> str:
+    """Without the address, which asyncio's own message repeats; name resolution has negative numbers of its own."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error)

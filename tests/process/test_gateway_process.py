@@ -1,0 +1,103 @@
+"""A gateway from its start to its stop, with a tokenizer from files."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.process.scripted_worker import join_message, joined, silent
+
+from pdserve.errors import ConfigError, PeerLost
+from pdserve.gateway.process import run_gateway
+from pdserve.gateway.settings import GatewaySettings
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A tokenizer that knows two words, and no chat template."""
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "hello": 1, "world": 2}, "unk_token": "[UNK]"},
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return tmp_path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@asynccontextmanager
+async def running(settings: GatewaySettings) -> AsyncGenerator[tuple[str, asyncio.Event]]:
+    """The gateway's URL and the event that stops it; it has stopped at the end."""
+    stop, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(run_gateway(settings, stop, ready.set))
+    await asyncio.wait_for(ready.wait(), 10)
+    try:
+        yield f"http://{settings.host}:{settings.port}", stop
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+def settings_of(model_dir: Path) -> GatewaySettings:
+    return GatewaySettings(model_name="smol", model_dir=model_dir, port=free_port())
+
+
+async def test_run_gateway_answers_until_it_is_stopped(model_dir: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with running(settings_of(model_dir)) as (url, _), joined(url, join_message("d0")) as worker:
+            body = {"model": "default", "prompt": "hello world"}
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                assert (await response.json())["choices"][0]["text"] == "Hello world"
+            assert worker.generates.get_nowait().prompt_token_ids == (1, 2)
+            chat = {"model": "default", "messages": [{"role": "user", "content": "hello"}]}
+            async with session.post(f"{url}/v1/chat/completions", json=chat) as response:
+                assert response.status == 400
+                assert "no chat template" in (await response.json())["error"]["message"]
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"{url}/live")
+
+
+async def test_run_gateway_stopped_with_a_request_pending_answers_it_first(model_dir: Path) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        running(settings_of(model_dir)) as (url, stop),
+        joined(url, join_message("d0"), silent) as worker,
+    ):
+        body = {"model": "smol", "prompt": "hello"}
+        request = asyncio.create_task(session.post(f"{url}/v1/completions", json=body))
+        await asyncio.wait_for(worker.generates.get(), 5)
+        stop.set()
+        response = await asyncio.wait_for(request, 5)
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "shutting_down"
+        await asyncio.wait_for(worker.disconnected.wait(), 5)
+        with pytest.raises(PeerLost):
+            worker.heartbeat(worker.load)
+
+
+@pytest.mark.parametrize("port", ["taken", 70_000])
+async def test_run_gateway_on_a_port_it_can_not_have_is_a_config_error(model_dir: Path, port: int | str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        number = holder.getsockname()[1] if port == "taken" else int(port)
+        settings = replace(settings_of(model_dir), port=number)
+        with pytest.raises(ConfigError, match=rf"can't listen on 127\.0\.0\.1:{number}: .*; choose") as raised:
+            await run_gateway(settings, asyncio.Event(), lambda: None)
+        assert "\n" not in raised.value.message
+
+
+async def test_run_gateway_without_tokenizer_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        await run_gateway(settings_of(tmp_path), asyncio.Event(), lambda: None)
