@@ -2,7 +2,9 @@
 
 from tests.pure.handoff_story import PATIENT_S
 from tests.pure.handoff_world import World
+from tests.pure.toy_engine import LAYOUT, VOCABULARY
 
+from pdserve.config.role import Role
 from pdserve.fabric.memory import MemoryFaults
 from pdserve.units import NS_PER_MS, NS_PER_S
 
@@ -53,8 +55,14 @@ def happen(world: World) -> None:
             world.deliver_to_prefill(draw.choice(world.links))
         case "submit":
             timeout_s = draw.choice([0.002, 0.05, PATIENT_S, PATIENT_S, PATIENT_S])
-            target = draw.choice(world.decode)
-            world.submit(target, world.random_prompt(), max_tokens=draw.randint(1, 6), timeout_s=timeout_s)
+            server = draw.choice(world.servers)
+            world.submit(
+                server,
+                random_prompt(world),
+                max_tokens=draw.randint(1, 6),
+                timeout_s=timeout_s,
+                is_remote=server.role is Role.DECODE and draw.random() < 0.9,
+            )
         case "abort" if world.open_stories():
             world.abort(draw.choice(world.open_stories()))
         case "break" if world.links:
@@ -73,9 +81,22 @@ def happen(world: World) -> None:
             world.connect_all()
 
 
+def random_prompt(world: World) -> tuple[int, ...]:
+    """Lengths at the edges of pages are as likely as all others together."""
+    edges = [1, 2, *(LAYOUT.page_slots * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
+    num_tokens = world.draw.choice([world.draw.choice(edges), world.draw.randint(1, 36)])
+    return tuple(world.draw.randrange(VOCABULARY) for _ in range(num_tokens))
+
+
 def live(seed: int) -> World:
     """A life from a seed to its idle end."""
-    world = World(seed, faults=faults_of(seed), num_decode=1 + seed % 2, num_prefill=1 + seed // 2 % 2)
+    world = World(
+        seed,
+        faults=faults_of(seed),
+        num_decode=1 + seed % 2,
+        num_prefill=1 + seed // 2 % 2,
+        role=Role.BOTH if seed % 5 == 4 else Role.PREFILL,
+    )
     try:
         for _ in range(NUM_EVENTS):
             happen(world)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from tests.pure.handoff_rules import RuleBroken
 from tests.pure.toy_engine import reference_tokens
 
-from pdserve.wire.cluster import FailureKind, FinishReason, Generate
+from pdserve.wire.cluster import FailureKind, FinishReason, Generate, PrefillPlace
 
 PATIENT_S = 100_000.0
 """The timeout of a request that must not end in one: everything that it waits for has a deadline of its own."""
@@ -18,6 +18,7 @@ class Story:
     generate: Generate
     token_ids: list[int] = field(default_factory=list[int])
     endings: list[str] = field(default_factory=list[str])
+    place: PrefillPlace | None = None
 
 
 def require_true_story(story: Story) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from tests.pure.handoff_rules import Referee, RuleBroken, require_kv, shrink_immediates
 from tests.pure.handoff_story import Story, require_true_story
-from tests.pure.toy_engine import LAYOUT, VOCABULARY, ToyEngine, WatchedBuffer
+from tests.pure.toy_engine import ToyEngine, WatchedBuffer
 from tests.pure.toy_tokenizer import letter_tokenizer
 
 from pdserve.clock import VirtualClock
@@ -177,7 +177,10 @@ def watch(region: SharedRegion, on_write: Callable[[int, int], None]) -> None:
 class World:
     """Everything that can happen to it is a method; `test_handoff_world` draws which happens next."""
 
-    def __init__(self, seed: int, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1) -> None:
+    def __init__(
+        self, seed: int, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1, role: Role = Role.PREFILL
+    ) -> None:
+        """`role` is that of the prefill workers: they may take requests of their own too."""
         self.draw = random.Random(seed)
         self.clock = VirtualClock(NS_PER_S)
         self.network = MemoryNetwork(seed, self.clock, faults)
@@ -187,7 +190,7 @@ class World:
         self._num_incarnations = 0
         self._retired: list[Worker] = []
         self.decode = [Worker(self, Role.DECODE, num_pages=24) for _ in range(num_decode)]
-        self.prefill = [Worker(self, Role.PREFILL, num_pages=20) for _ in range(num_prefill)]
+        self.prefill = [Worker(self, role, num_pages=20) for _ in range(num_prefill)]
         self.connect_all()
 
     @property
@@ -197,6 +200,11 @@ class World:
     @property
     def workers(self) -> list[Worker]:
         return [*self.decode, *self.prefill]
+
+    @property
+    def servers(self) -> list[Worker]:
+        """Workers that take requests."""
+        return [worker for worker in self.workers if worker.core.decode is not None]
 
     def new_incarnation(self) -> Incarnation:
         self._num_incarnations += 1
@@ -272,9 +280,11 @@ class World:
 
     # What the gateway does
 
-    def submit(self, worker: Worker, prompt: tuple[int, ...], *, max_tokens: int, timeout_s: float) -> RequestId:
+    def submit(
+        self, worker: Worker, prompt: tuple[int, ...], *, max_tokens: int, timeout_s: float, is_remote: bool
+    ) -> None:
         target: PrefillTarget | None = None
-        if self.draw.random() < 0.9:
+        if is_remote:
             prefill = self.draw.choice(self.prefill)
             target = PrefillTarget(
                 worker_id=prefill.identity.worker_id, incarnation=prefill.incarnation, url="http://toy"
@@ -290,13 +300,12 @@ class World:
         self.stories[generate.request_id] = Story(generate)
         assert worker.core.decode is not None
         worker.core.decode.on_generate(generate, now_ns=self.now_ns)
-        return generate.request_id
 
     def open_stories(self) -> list[Story]:
         return [story for story in self.stories.values() if not story.endings]
 
     def abort(self, story: Story) -> None:
-        for worker in self.decode:
+        for worker in self.servers:
             if worker.incarnation == story.generate.receiver and worker.core.decode is not None:
                 story.endings.append("aborted")
                 worker.core.decode.on_abort(story.generate.request_id, now_ns=self.now_ns)
@@ -304,7 +313,7 @@ class World:
 
     def listen(self) -> None:
         """Take what the decode workers say, and hold it against the reference (H7, H8)."""
-        for worker in self.decode:
+        for worker in self.servers:
             assert worker.core.decode is not None
             for message in worker.core.decode.take_messages():
                 match message:
@@ -312,6 +321,7 @@ class World:
                         for delta in message.deltas:
                             story = self.stories[delta.request_id]
                             story.token_ids += delta.token_ids
+                            story.place = delta.prefill or story.place
                             if delta.finish_reason is not None:
                                 story.endings.append(delta.finish_reason.value)
                     case Failed():
@@ -368,12 +378,6 @@ class World:
             receiver.on_message(theirs, replace(stopped, sender=old, receiver=ours), now_ns=self.now_ns)
         if sender.num_stale_messages + receiver.num_stale_messages == before:
             raise RuleBroken("H4: a message of an earlier incarnation was not refused")
-
-    def random_prompt(self) -> tuple[int, ...]:
-        """Lengths at the edges of pages are as likely as all others together."""
-        edges = [1, 2, *(LAYOUT.page_slots * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
-        num_tokens = self.draw.choice([self.draw.choice(edges), self.draw.randint(1, 36)])
-        return tuple(self.draw.randrange(VOCABULARY) for _ in range(num_tokens))
 
     def settle(self) -> None:
         """No more faults: everything must come to its end by itself, in bounded time."""
