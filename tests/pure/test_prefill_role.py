@@ -1,11 +1,13 @@
 """The prefill side of a handoff: cancels, failures and loss in every window, and pages held until the close (H3)."""
 
 import pytest
+from msgspec.structs import replace
 from tests.pure.prefill_side import DECODE, PrefillSide
 
 from pdserve.errors import CapacityError, FabricError
 from pdserve.fabric.port import PushOutcome
 from pdserve.ids import Incarnation
+from pdserve.telemetry.instants import Instant
 from pdserve.wire.peer import Cancel, GrantRefused, HandoffStopped
 
 OTHER = Incarnation(3)
@@ -60,6 +62,35 @@ def test_pages_are_kept_while_the_pass_runs_though_every_push_ended(side: Prefil
     assert side.pool.num_free < side.num_pages
     side.end_pass()
     assert side.is_whole()
+
+
+def test_handoff_that_ended_is_reported_with_its_instants(side: PrefillSide) -> None:
+    grant = side.granted()
+    run_whole(side)
+    ((ended, instants),) = side.role.take_ended()
+    assert ended is grant
+    assert set(instants.times_ns) == {
+        Instant.ADMITTED,
+        Instant.PREFILL_STARTED,
+        Instant.PREFILL_ENDED,
+        Instant.DRAINED,
+    }
+    assert side.role.take_ended() == []
+
+
+def test_handoff_stopped_in_the_queue_is_reported_without_a_pass(side: PrefillSide) -> None:
+    side.cancelled(side.granted())
+    side.flush_ends()
+    ((_, instants),) = side.role.take_ended()
+    assert set(instants.times_ns) == {Instant.ADMITTED}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_pushes_are_kept_for_the_trace_of_a_traced_handoff_only(side: PrefillSide, traced: bool) -> None:
+    side.role.on_grant(DECODE, replace(side.grant(), traced=traced), now_ns=0)
+    run_whole(side)
+    pushed = side.role.take_pushed()
+    assert [(push.num_pages, len(push.layers)) for push in pushed] == ([(1, 2), (2, 2), (0, 1)] if traced else [])
 
 
 # Refusals
