@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pdserve.errors import AuthenticationError, LocalProtocolError, PeerLost, RemoteProtocolError
+from pdserve.errors import AuthenticationError, InternalError, LocalProtocolError, PeerLost, RemoteProtocolError
 from pdserve.ids import Incarnation, RequestId
 from pdserve.sampling import SamplingParams
 from pdserve.wire.channel import MAX_QUEUED_MESSAGES, Channel, accept, authorised, dial
@@ -25,7 +25,7 @@ from pdserve.wire.cluster import (
     WorkerHeartbeat,
     WorkerToGateway,
 )
-from pdserve.wire.codec import MAX_MESSAGE_BYTES, Codec, gateway_codec, worker_codec
+from pdserve.wire.codec import MAX_MESSAGE_BYTES, gateway_codec, worker_codec
 
 ServerEnd = Channel[WorkerToGateway]
 ClientEnd = Channel[GatewayToWorker]
@@ -221,6 +221,34 @@ async def test_channel_peer_that_vanishes_ends_receive() -> None:
         await channel.close()
 
 
+async def test_channel_abort_ends_both_ends_at_once() -> None:
+    lost = asyncio.Event()
+
+    async def expect_loss(channel: ServerEnd) -> None:
+        await read_until_lost(channel)
+        lost.set()
+
+    async with served(expect_loss) as (session, url):
+        channel = await dialled(session, url)
+        waiting = asyncio.create_task(channel.receive())
+        await asyncio.sleep(0)
+        channel.abort()
+        with pytest.raises(PeerLost):
+            await within(waiting)
+        await within(lost.wait())
+        with pytest.raises(PeerLost):
+            channel.send(HEARTBEAT)
+        await channel.close()
+
+
+async def test_channel_that_was_dialled_is_no_response() -> None:
+    async with served(read_until_lost) as (session, url):
+        channel = await dialled(session, url)
+        with pytest.raises(InternalError):
+            _ = channel.response
+        await channel.close()
+
+
 async def test_dial_nobody_listening_raises_peer_lost_with_the_url() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -266,8 +294,3 @@ def failure(message: str) -> Failed:
     return Failed(
         sender=Incarnation(1), request_id=RequestId("r"), kind=FailureKind.INTERNAL, message=message, retry_after_s=None
     )
-
-
-def test_codec_is_typed_by_direction() -> None:
-    codec: Codec[WorkerToGateway] = gateway_codec()
-    assert codec.decode(codec.encode(HEARTBEAT), peer="p") == HEARTBEAT

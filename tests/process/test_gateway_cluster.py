@@ -11,7 +11,7 @@ from tests.process.scripted_worker import join_message, joined, shake_hands
 from pdserve.config.role import Role
 from pdserve.errors import AuthenticationError, PeerLost
 from pdserve.ids import Incarnation, WorkerId
-from pdserve.wire.cluster import JoinRefused, Load, PrefillTarget, WorkerHeartbeat
+from pdserve.wire.cluster import JoinRefused, Leave, Load, PrefillTarget, WorkerHeartbeat
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,13 @@ async def test_superseded_worker_is_disconnected_and_can_not_come_back() -> None
         await channel.close()
         _, status = await running.get("/workers")
         assert [worker["incarnation"] for worker in status["workers"]] == ["2"]
+
+
+async def test_worker_that_says_goodbye_is_gone_at_once() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
+        worker.channel.send(Leave(sender=worker.incarnation))
+        await asyncio.wait_for(worker.disconnected.wait(), 5)
+        assert (await running.get("/workers"))[1]["workers"] == []
 
 
 async def test_decode_workers_hear_who_prefills_at_each_change() -> None:

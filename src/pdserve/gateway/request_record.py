@@ -42,7 +42,6 @@ class RequestRecord:
         gap_ns = None if self._last_delta_ns is None else now_ns - self._last_delta_ns
         if gap_ns is None:
             self._instants = self._instants.at(Instant.FIRST_TOKEN, now_ns)
-        self._instants = self._instants.at(Instant.LAST_TOKEN, now_ns)
         self._metrics.observe_tokens(len(delta.token_ids), gap_ns=gap_ns)
         self._last_delta_ns = now_ns
         self.num_tokens += len(delta.token_ids)
@@ -58,6 +57,8 @@ class RequestRecord:
 
     def finished(self, finish_reason: FinishReason) -> None:
         self.outcome = Outcome.FINISHED
+        if self._last_delta_ns is not None:
+            self._instants = self._instants.at(Instant.LAST_TOKEN, self._last_delta_ns)
         self.at(Instant.FINISHED)
         self._metrics.observe_finished(
             self._instants,

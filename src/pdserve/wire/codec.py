@@ -37,7 +37,7 @@ class Codec(Generic[T]):
             raise RemoteProtocolError(f"message of {len(data)} bytes, the most is {MAX_MESSAGE_BYTES}", peer=peer)
         try:
             return self._decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RemoteProtocolError(f"malformed message: {error}", peer=peer) from error
 
 

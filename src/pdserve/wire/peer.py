@@ -1,7 +1,7 @@
 """The messages between a decode worker and a prefill worker, on one connection per pair. See `docs/wire.md`.
 
-The decode worker dials. Each side's first message is `PeerHello` or `PeerRefused`. After that the incarnations of sender
-and receiver are in each message, and a message that names another pair is refused and counted (rule H4).
+The decode worker dials. Each side's first message is `PeerHello` or `PeerRefused`. After that the incarnations of
+sender and receiver are in each message, and a message that names another pair is refused and counted (rule H4).
 """
 
 import msgspec
