@@ -121,6 +121,20 @@ def test_request_waits_for_pages_and_starts_when_they_come_back(worker: DecodeRo
     assert worker.role.num_pending == 0
 
 
+def test_handoff_does_not_take_the_pages_that_a_waiting_local_prompt_needs(worker: DecodeRoleSide) -> None:
+    """Else a stream of short handoffs could starve a prompt that fell back to local prefill, or a preempted answer."""
+    worker.generate("first", num_tokens=36)  # 9 of 16 pages
+    worker.generate("local", num_tokens=36, prefill=None)
+    worker.generate("short", num_tokens=8)
+    assert [grant.request_id for grant in worker.grants()] == ["first"]
+    worker.role.on_abort(RequestId("first"), now_ns=0)
+    worker.side.stopped(worker.grants()[0])
+    worker.advance()
+    worker.start_pass()
+    worker.end_pass(0)
+    assert [grant.request_id for grant in worker.grants()] == ["first", "short"]
+
+
 # Endings
 
 

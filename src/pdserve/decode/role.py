@@ -15,7 +15,7 @@ from pdserve.schedule.sequence import Sequence
 from pdserve.telemetry.instants import Instant
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, Receiver
-from pdserve.units import ns_to_seconds
+from pdserve.units import div_ceil, ns_to_seconds
 from pdserve.wire.cluster import Delta, Failed, FailureKind, Generate, Generated
 from pdserve.wire.peer import Message
 
@@ -191,9 +191,11 @@ class DecodeRole:
 
     def _open_handoff(self, request: Request, peer: Incarnation, *, now_ns: int) -> bool:
         token_ids = request.generate.prompt_token_ids
-        num_pages = -(-len(token_ids) // self._page_slots)
-        # One page for each running sequence is left to growth, or admission would cause the next preemption.
-        if self._pool.num_free < num_pages + self._scheduler.num_running:
+        num_pages = div_ceil(len(token_ids), self._page_slots)
+        # Left free: a page for each running sequence to grow, or admission would cause the next preemption; and what
+        # waits in the schedule needs, or handoffs could starve local prompts and preempted answers.
+        num_reserved = self._scheduler.num_running + div_ceil(self._scheduler.num_waiting_tokens, self._page_slots)
+        if self._pool.num_free < num_pages + num_reserved:
             return False
         try:
             request.handoff_id = self._receiver.open(
