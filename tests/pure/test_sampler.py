@@ -141,6 +141,11 @@ def test_generation_resumed_after_preemption_equals_the_uninterrupted_one() -> N
     assert generate(resumed, 7, first_logits_seed=5) == whole[5:]
 
 
+def test_seeds_that_differ_in_one_bit_draw_different_numbers() -> None:
+    seeds = [0, 1, 2**63, 2**63 + 1, 2**64 - 1]
+    assert len({draw_uniform(seed=seed, position=5) for seed in seeds}) == len(seeds)
+
+
 def test_different_seeds_give_different_texts() -> None:
     texts: set[tuple[int, ...]] = set()
     for seed in range(10):
@@ -165,8 +170,9 @@ def test_top_p_over_a_flat_vocabulary_looks_past_the_first_candidates() -> None:
     vocab_size = 5000
     sampler = Sampler(vocab_size=vocab_size)
     sampler.add(new_sequence(1, params(seed=3, top_p=0.9)))
-    drawn = [sampler.sample(torch.zeros(1, vocab_size), [SequenceId(1)])[0] for _ in range(200)]
-    assert len(set(drawn)) > 180
+    nearly_flat_RV = torch.arange(vocab_size)[None, :] * -1e-6
+    drawn = [sampler.sample(nearly_flat_RV.clone(), [SequenceId(1)])[0] for _ in range(200)]
+    assert max(drawn) > vocab_size * 0.8
     assert max(drawn) < vocab_size * 0.9 + 1
 
 

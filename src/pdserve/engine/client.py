@@ -92,10 +92,10 @@ class RankEngine:
 
     async def run(self, batch: Batch) -> BatchResult:
         """Raises: `InternalError` when the rank died or failed, or while another pass is running."""
-        if self._failure is not None:
-            raise InternalError(self._failure)
         if self._is_running:
             raise InternalError(f"pass {batch.pass_index} came while another pass was running")
+        if self._failure is not None:
+            raise InternalError(self._failure)
         self._is_running = True
         # Until the reply is here: an exception, or a cancellation, leaves the conversation in an unknown state.
         self._failure = f"pass {batch.pass_index} was abandoned"

@@ -46,7 +46,8 @@ def has_penalty(params: SamplingParams) -> bool:
 
 def draw_uniform(*, seed: int, position: int) -> float:
     """A number in [0, 1) that is a function of (seed, position): a counter-based generator needs no state."""
-    raw = int(np.random.Philox(key=[seed % 2**64, position]).random_raw())
+    key = np.array([seed % 2**64, position], dtype=np.uint64)
+    raw = int(np.random.Philox(key=key).random_raw())
     return (raw >> 11) * 2.0**-53
 
 
