@@ -12,6 +12,7 @@ import openai
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from pdserve.clock import Clock
 from pdserve.errors import ConfigError, InvalidField
 from pdserve.gateway.app import build_app
 from pdserve.gateway.settings import GatewaySettings
@@ -86,9 +87,9 @@ async def until(read: Callable[[], Any], accepts: Callable[[Any], bool], *, time
 
 
 @asynccontextmanager
-async def gateway(**changed: Any) -> AsyncGenerator[RunningGateway]:
+async def gateway(*, clock: Clock | None = None, **changed: Any) -> AsyncGenerator[RunningGateway]:
     """Served as `run_gateway` serves it, on a free port; idle again at the end (rule H7)."""
-    app = build_app(replace(SETTINGS, **changed), ByteTokenizer())
+    app = build_app(replace(SETTINGS, **changed), ByteTokenizer(), clock=clock)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

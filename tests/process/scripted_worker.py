@@ -17,6 +17,7 @@ from pdserve.wire.cluster import (
     Failed,
     FailureKind,
     FinishReason,
+    GatewayHeartbeat,
     GatewayToWorker,
     Generate,
     Generated,
@@ -48,6 +49,7 @@ class ScriptedWorker:
         self.generates: asyncio.Queue[Generate] = asyncio.Queue()
         self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
         self.pools: asyncio.Queue[PrefillPool] = asyncio.Queue()
+        self.gateway_heartbeats: asyncio.Queue[GatewayHeartbeat] = asyncio.Queue()
         self.disconnected = asyncio.Event()
         self.beats = True
         self._script = script
@@ -97,6 +99,8 @@ class ScriptedWorker:
                     self.aborts.put_nowait(message)
                 elif isinstance(message, PrefillPool):
                     self.pools.put_nowait(message)
+                elif isinstance(message, GatewayHeartbeat):
+                    self.gateway_heartbeats.put_nowait(message)
         self.disconnected.set()
 
     async def _run_script(self, generate: Generate) -> None:

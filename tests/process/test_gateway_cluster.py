@@ -8,9 +8,11 @@ import pytest
 from tests.process.gateway_under_test import gateway, until
 from tests.process.scripted_worker import join_message, joined, shake_hands
 
+from pdserve.clock import VirtualClock
 from pdserve.config.role import Role
 from pdserve.errors import AuthenticationError, PeerLost
 from pdserve.ids import Incarnation, WorkerId
+from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import JoinRefused, Leave, Load, PrefillTarget, WorkerHeartbeat
 
 
@@ -61,6 +63,30 @@ async def test_superseded_worker_is_disconnected_and_can_not_come_back() -> None
         await channel.close()
         _, status = await running.get("/workers")
         assert [worker["incarnation"] for worker in status["workers"]] == ["2"]
+
+
+async def test_leases_are_not_judged_right_after_the_gateway_itself_stood_still() -> None:
+    clock = VirtualClock()
+    async with gateway(clock=clock) as running, joined(running.url, join_message("d0", lease_s=2.0)) as worker:
+
+        async def worker_ids() -> list[str]:
+            return [shown["worker_id"] for shown in (await running.get("/workers"))[1]["workers"]]
+
+        async def tick_after(duration_ns: int) -> None:
+            """In each tick the gateway sends its heartbeat when that is due, as it is after half a second here."""
+            clock.advance_ns(duration_ns)
+            await asyncio.wait_for(worker.gateway_heartbeats.get(), 5)
+
+        worker.beats = False
+        await tick_after(10 * NS_PER_S)
+        assert await worker_ids() == ["d0"]
+        worker.heartbeat(Load(num_running=5))
+        await until(lambda: running.metric("vllm:num_requests_running", worker="d0"), lambda value: value == 5)
+        for _ in range(2):
+            await tick_after(9 * NS_PER_S // 10)
+            assert await worker_ids() == ["d0"]
+        clock.advance_ns(9 * NS_PER_S // 10)
+        await until(worker_ids, lambda shown: shown == [])
 
 
 async def test_worker_that_says_goodbye_is_gone_at_once() -> None:

@@ -126,6 +126,27 @@ async def test_worker_that_shuts_down_is_replaced_by_another() -> None:
         assert (await running.client().completions.create(model="smol", prompt="x")).choices[0].text == "ok"
 
 
+async def test_worker_that_gives_up_mid_stream_ends_it_with_an_error_event() -> None:
+    async def giving_up(worker: ScriptedWorker, generate: Generate) -> None:
+        await starting(["half"])(worker, generate)
+        worker.fail(generate, FailureKind.INTERNAL, "the engine broke")
+
+    async with gateway() as running, joined(running.url, join_message("a"), giving_up):
+        first, last = [json.loads(event) for event in await streamed(running, BODY)]
+        assert first["choices"][0]["text"] == "half"
+        assert (last["error"]["code"], last["error"]["message"]) == ("internal_error", "the engine broke")
+        assert await running.metric("pdserve:requests_failed_total", code="internal_error") == 1
+
+
+async def test_body_that_does_not_arrive_is_a_408() -> None:
+    async with gateway(body_timeout_s=0.2) as running:
+        reader, writer = await asyncio.open_connection(*running.url.removeprefix("http://").split(":"))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 100\r\n\r\n{")
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_worker_loss_fails_only_its_own_requests() -> None:
     async with (
         gateway() as running,

@@ -20,7 +20,7 @@ from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.token_stream import TokenStream
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
-from pdserve.units import seconds_to_ns
+from pdserve.units import NS_PER_MS, NS_PER_S, seconds_to_ns
 from pdserve.wire.channel import Channel
 from pdserve.wire.cluster import (
     Abort,
@@ -42,6 +42,12 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 TICK_S = 0.05
 """How late a lease or a deadline may be noticed."""
+
+STALL_NS = NS_PER_S
+"""A tick this late means that the gateway itself stood still, and that heartbeats wait unread in its sockets."""
+
+STALL_GRACE_NS = NS_PER_S // 2
+"""After a stall, time to read them before leases are judged again."""
 
 HEARTBEATS_A_LEASE = 4
 """Three may be lost or late before a lease ends."""
@@ -74,6 +80,8 @@ class Hub:
         self._background: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._stopping = False
+        self._last_tick_ns = clock.now_ns()
+        self._leases_hold_until_ns = 0
 
     @property
     def view(self) -> ClusterView:
@@ -277,7 +285,12 @@ class Hub:
                 _log.exception("gateway_tick_failed")
 
     def _on_tick(self, now_ns: int) -> None:
-        self._apply(self._registry.expire(now_ns))
+        if now_ns - self._last_tick_ns > STALL_NS:
+            _log.warning("gateway_stalled duration_ms=%d", (now_ns - self._last_tick_ns) // NS_PER_MS)
+            self._leases_hold_until_ns = now_ns + STALL_GRACE_NS
+        self._last_tick_ns = now_ns
+        if now_ns >= self._leases_hold_until_ns:
+            self._apply(self._registry.expire(now_ns))
         self._perform(self._dispatcher.expire(now_ns))
         for connection in list(self._connections.values()):
             if connection.next_heartbeat_ns <= now_ns:
