@@ -34,6 +34,15 @@ class LocalReason(Enum):
     HANDOFF_FAILED = "handoff_failed"
 
 
+class HandoffOutcome(Enum):
+    """What became of a request's handoff."""
+
+    LANDED = "landed"
+    FAILED = "failed"
+    REFUSED = "refused"
+    CANCELLED = "cancelled"
+
+
 class Request:
     """The state that outlives a sequence's trips through handoff, schedule and preemption."""
 
@@ -56,6 +65,21 @@ class Request:
     @property
     def request_id(self) -> RequestId:
         return self.generate.request_id
+
+    @property
+    def handoff_outcome(self) -> HandoffOutcome | None:
+        """Of a request that ended; None when there was no handoff."""
+        if Instant.GRANTED not in self.instants.times_ns:
+            return None
+        if Instant.LANDED in self.instants.times_ns:
+            return HandoffOutcome.LANDED
+        match self.local_reason:
+            case LocalReason.REFUSED:
+                return HandoffOutcome.REFUSED
+            case LocalReason.HANDOFF_FAILED:
+                return HandoffOutcome.FAILED
+            case _:
+                return HandoffOutcome.CANCELLED
 
     def mark(self, instant: Instant, now_ns: int) -> None:
         """Note an instant, unless it was noted before."""

@@ -44,20 +44,22 @@ class WorkerMetrics:
         self._quarantined = Gauge(
             "pdserve:quarantined_pages", "Pages a lost peer may still write to.", registry=registry
         )
-        self._stale_messages = Counter(
-            "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("kind",), registry=registry
+        stale_messages = Counter(
+            "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("sender",), registry=registry
         )
+        self._stale_messages = {
+            sender: Total(stale_messages.labels(sender=sender)) for sender in ("gateway", "decode", "prefill")
+        }
         self._local_prefills = Counter(
             "pdserve:prefill_local_total", "Prompts a decode worker prefilled itself.", ("reason",), registry=registry
         )
-        self._handoffs = Counter("pdserve:handoffs_total", "Handoffs ended.", ("outcome",), registry=registry)
+        self._handoffs = Counter(
+            "pdserve:handoffs_total", "Handoffs of ended requests.", ("outcome",), registry=registry
+        )
 
     def observe(self, instants: RequestInstants) -> None:
         """The request has ended in this process; every interval known here is counted."""
         self._intervals.observe(instants)
-
-    def observe_stale(self, kind: str) -> None:
-        self._stale_messages.labels(kind=kind).inc()
 
     def observe_local_prefill(self, reason: str) -> None:
         self._local_prefills.labels(reason=reason).inc()
@@ -70,6 +72,12 @@ class WorkerMetrics:
         self._waiting.set(num_waiting)
         self._free_pages.set(num_free_pages)
         self._quarantined.set(num_quarantined_pages)
+
+    def set_stale_messages(self, *, num_from_gateway: int, num_from_decode: int, num_from_prefill: int) -> None:
+        """Totals since the worker started."""
+        self._stale_messages["gateway"].set(num_from_gateway)
+        self._stale_messages["decode"].set(num_from_decode)
+        self._stale_messages["prefill"].set(num_from_prefill)
 
     def set_fabric(
         self, *, num_bytes_pushed: int, num_writes_failed: int, num_stale_immediates: int, num_in_flight: int

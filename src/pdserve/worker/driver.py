@@ -42,6 +42,8 @@ class Driver:
         self._wake = asyncio.Event()
         self.peers_changed = asyncio.Event()
         """Set when a peer joined or was lost: the gateway should hear of it before the next heartbeat is due."""
+        self.num_stale_from_gateway = 0
+        """Requests and aborts that were meant for another incarnation of this worker (H4)."""
         self.to_gateway: Callable[[Message], None] | None = None
         """Where messages of the decode role go; None while no gateway is connected: they are dropped with it."""
 
@@ -86,6 +88,12 @@ class Driver:
             num_free_pages=load.num_free_pages,
             num_quarantined_pages=load.num_quarantined_pages,
         )
+        sender, receiver = self.core.sender, self.core.receiver
+        self._metrics.set_stale_messages(
+            num_from_gateway=self.num_stale_from_gateway,
+            num_from_decode=sender.num_stale_messages if sender is not None else 0,
+            num_from_prefill=receiver.num_stale_messages if receiver is not None else 0,
+        )
         self._metrics.set_fabric(
             num_bytes_pushed=stats.bytes_posted,
             num_writes_failed=stats.num_writes_failed,
@@ -103,6 +111,8 @@ class Driver:
                 self._metrics.observe(request.instants)
                 if request.local_reason is not None:
                     self._metrics.observe_local_prefill(request.local_reason.value)
+                if request.handoff_outcome is not None:
+                    self._metrics.observe_handoff(request.handoff_outcome.value)
                 trace_request(self._traces, request)
         if prefill is not None:
             trace_pushes(self._traces, self.core, prefill.take_pushed())

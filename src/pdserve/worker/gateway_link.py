@@ -174,6 +174,7 @@ class GatewayLink:
         core = self._driver.core
         match message:
             case Generate() | Abort() if message.receiver != core.identity.incarnation:
+                self._driver.num_stale_from_gateway += 1
                 _log.warning("stale_message gateway=%s request_id=%s", self._settings.join_url, message.request_id)
             case Generate() if core.decode is not None:
                 with self._driver.event() as now_ns:
