@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pdserve.cluster.registry import Left, Refused, Registry
 from pdserve.config.role import Role
 from pdserve.gateway.dispatcher import MAX_RETRIES, Action, Deliver, Dispatcher, Fail, Restart, Send, Work
-from pdserve.gateway.errors import RequestFailed
+from pdserve.gateway.failures import RequestFailed
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.sampling import SamplingParams
 from pdserve.units import NS_PER_S

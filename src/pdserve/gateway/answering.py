@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from pdserve.gateway.answers import AnswerWriter
-from pdserve.gateway.errors import RequestFailed
+from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.token_stream import TokenStream
 

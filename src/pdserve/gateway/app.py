@@ -9,7 +9,8 @@ from aiohttp.typedefs import Handler, Middleware
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import AuthenticationError, PdserveError
 from pdserve.gateway.completion_endpoints import CompletionEndpoints
-from pdserve.gateway.errors import SERVER_ERROR, Failure, RequestFailed, failure_of, failure_of_http
+from pdserve.gateway.errors import failure_of, failure_of_http
+from pdserve.gateway.failures import BUG, RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.status_endpoints import StatusEndpoints
@@ -81,9 +82,7 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         raise
     except Exception:
         _log.exception("handler_failed path=%s", request.path)
-        failure = Failure(
-            status=500, type=SERVER_ERROR, code="internal_error", message="internal error; the gateway's log has more"
-        )
+        failure = BUG
     return web.Response(
         body=msgspec.json.encode(failure.body),
         status=failure.status,

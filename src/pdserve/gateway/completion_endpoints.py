@@ -13,7 +13,8 @@ from pdserve.errors import PdserveError
 from pdserve.gateway.answering import EventStream, answer_whole
 from pdserve.gateway.answers import AnswerShape, AnswerWriter, ChatShape, CompletionShape
 from pdserve.gateway.dispatcher import Work
-from pdserve.gateway.errors import INVALID_REQUEST, Failure, RequestFailed, failure_of
+from pdserve.gateway.errors import failure_of
+from pdserve.gateway.failures import BODY_TIMED_OUT, RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import Prompt, PromptReader
 from pdserve.gateway.request_record import RequestRecord
@@ -101,6 +102,4 @@ class CompletionEndpoints:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 return await request.read()
         except TimeoutError as error:
-            raise RequestFailed(
-                Failure(status=408, type=INVALID_REQUEST, code="timeout", message="the body did not arrive in time")
-            ) from error
+            raise RequestFailed(BODY_TIMED_OUT) from error

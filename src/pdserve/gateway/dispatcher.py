@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from pdserve.cluster.registry import Registry
 from pdserve.cluster.view import WorkerView
 from pdserve.errors import CapacityError
-from pdserve.gateway.errors import OVERLOADED, SERVER_ERROR, Failure, RequestFailed, failure_of_worker, no_worker
+from pdserve.gateway.errors import failure_of_worker
+from pdserve.gateway.failures import (
+    NO_WORKER,
+    SHUTTING_DOWN,
+    TIMED_OUT,
+    Failure,
+    RequestFailed,
+    too_many_pending,
+    worker_lost,
+)
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.routing.least_loaded import Route, choose
 from pdserve.sampling import SamplingParams
@@ -21,8 +30,6 @@ from pdserve.wire.cluster import Abort, Delta, Failed, FailureKind, Generate, Ge
 
 MAX_RETRIES = 2
 """A request that three workers could not answer may be what breaks them."""
-
-RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +105,11 @@ class Dispatcher:
     def submit(self, work: Work, now_ns: int) -> list[Action]:
         """Raises: `RequestFailed` when the table is full or no worker can take it; nothing is pending then."""
         if len(self._by_request) >= self._max_pending:
-            raise RequestFailed(
-                Failure(
-                    status=429,
-                    type=OVERLOADED,
-                    code="over_capacity",
-                    message=f"{self._max_pending} requests are pending, the most this gateway takes; try again later",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            )
+            raise RequestFailed(too_many_pending(self._max_pending))
         try:
             route = choose(self._registry.view, num_prompt_tokens=len(work.prompt_token_ids))
         except CapacityError as error:
-            raise RequestFailed(no_worker()) from error
+            raise RequestFailed(NO_WORKER) from error
         pending = _Pending(work, work.request_id, route.decode.worker_id, route.decode.incarnation)
         self._by_request[work.request_id] = pending
         self._by_attempt[pending.attempt_id] = pending
@@ -141,13 +140,7 @@ class Dispatcher:
 
     def worker_left(self, worker: WorkerView, now_ns: int) -> list[Action]:
         """Everything that this incarnation had is sent to another (which may be its successor), or fails (rule H10)."""
-        failure = Failure(
-            status=503,
-            type=SERVER_ERROR,
-            code="worker_lost",
-            message=f"worker {worker.worker_id} was lost while it answered; try again",
-            retry_after_s=RETRY_AFTER_S,
-        )
+        failure = worker_lost(worker.worker_id)
         lost = [
             pending
             for pending in self._by_request.values()
@@ -165,20 +158,12 @@ class Dispatcher:
 
     def expire(self, now_ns: int) -> list[Action]:
         """End the requests whose deadline has passed."""
-        failure = Failure(status=504, type=SERVER_ERROR, code="timeout", message="the request took too long")
         overdue = [pending for pending in self._by_request.values() if pending.work.deadline_ns <= now_ns]
-        return self._abandon(overdue, failure)
+        return self._abandon(overdue, TIMED_OUT)
 
     def shut_down(self) -> list[Action]:
         """End all requests."""
-        failure = Failure(
-            status=503,
-            type=SERVER_ERROR,
-            code="shutting_down",
-            message="the gateway is shutting down; try again",
-            retry_after_s=RETRY_AFTER_S,
-        )
-        return self._abandon(list(self._by_request.values()), failure)
+        return self._abandon(list(self._by_request.values()), SHUTTING_DOWN)
 
     def _abandon(self, requests: Iterable[_Pending], failure: Failure) -> list[Action]:
         return [action for pending in requests for action in (_abort(pending), *self._fail(pending, failure))]

@@ -1,6 +1,5 @@
 """What a client is told when its request fails: the one table from errors to HTTP status and OpenAI error body."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,45 +8,8 @@ from typing import assert_never
 from aiohttp import web
 
 from pdserve import errors
-from pdserve.routing.least_loaded import NO_WORKER_RETRY_AFTER_S
+from pdserve.gateway.failures import INVALID_REQUEST, OVERLOADED, SERVER_ERROR, Failure
 from pdserve.wire.cluster import Failed, FailureKind
-
-INVALID_REQUEST = "invalid_request_error"
-SERVER_ERROR = "server_error"
-OVERLOADED = "overloaded_error"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """An HTTP status and an OpenAI error body."""
-
-    status: int
-    type: str
-    code: str
-    message: str
-    param: str | None = None
-    retry_after_s: float | None = None
-
-    @property
-    def body(self) -> dict[str, object]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        headers: dict[str, str] = {}
-        if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return headers
-
-
-class RequestFailed(Exception):
-    """Carries a `Failure` from where a request ended to where the client is answered."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +50,6 @@ def failure_of(error: errors.PdserveError) -> Failure:
         message=error.message,
         param=error.param if isinstance(error, errors.RequestError) else None,
         retry_after_s=error.retry_after_s if isinstance(error, errors.CapacityError) else None,
-    )
-
-
-def no_worker() -> Failure:
-    """Nobody is there to take a request, however few there are: 503, where a full worker is 429."""
-    return Failure(
-        status=503,
-        type=SERVER_ERROR,
-        code="no_worker",
-        message="no decode worker has joined; start one with `pdserve worker --role decode --join URL`",
-        retry_after_s=NO_WORKER_RETRY_AFTER_S,
     )
 
 

@@ -15,7 +15,7 @@ from pdserve.cluster.view import ClusterView
 from pdserve.config.role import Role
 from pdserve.errors import PeerLost, RemoteProtocolError
 from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, Restart, Send, Work, prefill_target
-from pdserve.gateway.errors import OVERLOADED, SERVER_ERROR, Failure, RequestFailed, no_worker
+from pdserve.gateway.failures import CLIENT_TOO_SLOW, NO_WORKER, SHUTTING_DOWN, RequestFailed
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.token_stream import TokenStream
 from pdserve.ids import Incarnation, RequestId, WorkerId
@@ -95,7 +95,7 @@ class Hub:
         """The context of whoever may get the next request. Raises: `RequestFailed` when there is no decode worker."""
         max_model_len = self.view.max_model_len
         if max_model_len is None:
-            raise RequestFailed(no_worker())
+            raise RequestFailed(NO_WORKER)
         return max_model_len
 
     def start(self) -> None:
@@ -115,9 +115,7 @@ class Hub:
     def submit(self, work: Work) -> TokenStream:
         """Dispatch a request; `release` must follow. Raises: `RequestFailed`, and then nothing is pending."""
         if self._stopping:
-            raise RequestFailed(
-                Failure(status=503, type=SERVER_ERROR, code="shutting_down", message="the gateway is shutting down")
-            )
+            raise RequestFailed(SHUTTING_DOWN)
         actions = self._dispatcher.submit(work, self._clock.now_ns())
         stream = TokenStream(max_deltas=self._max_buffered_deltas)
         self._streams[work.request_id] = stream
@@ -255,7 +253,7 @@ class Hub:
                 case Deliver(request_id, delta):
                     stream = self._streams.get(request_id)
                     if stream is not None and not stream.put(delta):
-                        stream.fail(_TOO_SLOW)
+                        stream.fail(CLIENT_TOO_SLOW)
                         outstanding.extend(self._dispatcher.cancel(request_id))
                 case Restart(request_id):
                     if request_id in self._streams:
@@ -296,11 +294,3 @@ class Hub:
             if connection.next_heartbeat_ns <= now_ns:
                 connection.next_heartbeat_ns = now_ns + connection.heartbeat_ns
                 self._send(connection, GatewayHeartbeat(sender=self.incarnation))
-
-
-_TOO_SLOW = Failure(
-    status=429,
-    type=OVERLOADED,
-    code="client_too_slow",
-    message="the client reads more slowly than tokens are generated",
-)

@@ -3,7 +3,7 @@
 from enum import Enum
 
 from pdserve.clock import Clock
-from pdserve.gateway.errors import Failure
+from pdserve.gateway.failures import Failure
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.wire.cluster import Delta, FinishReason

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 
-from pdserve.gateway.errors import Failure, RequestFailed
+from pdserve.gateway.failures import Failure, RequestFailed
 from pdserve.wire.cluster import Delta
 
 
