@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nanobind.stubgen import StubGen
+from nanobind.stubgen import StubGen  # pyright: ignore[reportMissingTypeStubs]
 
 from pdserve import _kernels
 

@@ -114,7 +114,7 @@ async def test_mixed_batches_generate_the_greedy_tokens_of_transformers(checkpoi
             for sequence_id, token_id in result.sampled:
                 sequences[sequence_id].append(token_id)
     for prompt, sequence in zip(prompts, sequences, strict=True):
-        expected = reference_logits(reference, sequence).argmax(dim=-1).tolist()
+        expected = [int(token_id) for token_id in reference_logits(reference, sequence).argmax(dim=-1)]
         assert sequence[len(prompt) :] == expected[len(prompt) - 1 : -1]
 
 
@@ -238,7 +238,8 @@ async def test_pass_during_another_pass_is_refused(checkpoint: Path) -> None:
 async def test_closed_engine_has_no_process_left(checkpoint: Path) -> None:
     async with running(checkpoint) as engine:
         pid = engine.info.pid
-    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
     with pytest.raises(InternalError, match="the engine is closed"):
         await engine.run(Batch(pass_index=0, chunks=()))
 
@@ -261,15 +262,15 @@ async def test_rank_of_a_killed_worker_does_not_outlive_it(checkpoint: Path) -> 
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
-        rank_pid = int(worker.stdout.readline())
-        rank = os.pidfd_open(rank_pid)
-        worker.kill()
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    rank = os.pidfd_open(int(await asyncio.wait_for(worker.stdout.readline(), DEADLINE_S)))
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(rank, ended.set)
     try:
-        ended = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(rank, lambda: ended.done() or ended.set_result(None))
-        await asyncio.wait_for(ended, DEADLINE_S)
+        worker.kill()
+        await worker.wait()
+        await asyncio.wait_for(ended.wait(), DEADLINE_S)
     finally:
         asyncio.get_running_loop().remove_reader(rank)
         os.close(rank)

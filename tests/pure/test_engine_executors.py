@@ -1,4 +1,4 @@
-"""The two executors and the runner in one process, on tiny checkpoints: same results, any cut, any batch, any thread."""
+"""The two executors on tiny checkpoints: the same results for any cut, batch, page size and number of threads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.tiny_checkpoints import CHECKPOINTS, VOCAB_SIZE, reference_logits, write_checkpoint
+from tests.pure.tiny_checkpoints import CHECKPOINTS, random_tokens, reference_logits, write_checkpoint
 
 from pdserve._kernels import CpuKernels, PackedMatrix
 from pdserve.engine.cpu_executor import CpuExecutor
@@ -69,12 +69,8 @@ def chunk_of(token_ids: list[int], start: int, stop: int, pages: Iterable[int], 
     )
 
 
-def random_tokens(seed: int, num_tokens: int) -> list[int]:
-    return torch.randint(VOCAB_SIZE, (num_tokens,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
 def shuffled_pages(seed: int, num_pages: int) -> list[int]:
-    return torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(seed))[:num_pages].tolist()
+    return [int(page_index) for page_index in np.random.default_rng(seed).permutation(NUM_PAGES)[:num_pages]]
 
 
 def all_logits(executor: Executor, token_ids: list[int], cuts: list[int], pages: list[int]) -> torch.Tensor:
@@ -203,13 +199,14 @@ def test_gated_products_of_any_extents_equal_numpy(rows: int, columns: int, seed
 
 def test_kernels_with_extents_that_do_not_match_are_refused(checkpoints: dict[str, Checkpoint]) -> None:
     kernels = CpuKernels(1)
+    x_with_8 = np.zeros((2, 8), np.float32)
     packed = PackedMatrix.plain(np.zeros((8, 16), np.float32))
     with pytest.raises(ValueError, match="differ in depth"):
         kernels.linear(np.zeros((2, 17), np.float32), packed, np.zeros((2, 8), np.float32))
     with pytest.raises(ValueError, match="other extents than the product"):
         kernels.linear(np.zeros((2, 16), np.float32), packed, np.zeros((2, 9), np.float32))
     with pytest.raises(ValueError, match="multiple of 16"):
-        kernels.rms_norm(*(np.zeros(shape, np.float32) for shape in ((2, 8), 8, (2, 8))), 1e-5)
+        kernels.rms_norm(x_with_8, np.zeros(8, np.float32), x_with_8.copy(), 1e-5)
     decoder = checkpoints["llama"].decoder
     executor = CpuExecutor(decoder, storage_for(decoder), num_threads=1)
     for chunk in (
@@ -217,5 +214,5 @@ def test_kernels_with_extents_that_do_not_match_are_refused(checkpoints: dict[st
         chunk_of([1], 0, 1, [NUM_PAGES]),
         chunk_of([1] * 300, 0, 300, [0] * 20),
     ):
-        with pytest.raises(ValueError, match="page|position"):
+        with pytest.raises(ValueError, match=r"page|position"):
             executor.forward([chunk], lambda layer_index: None)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.pure.tiny_checkpoints import write_checkpoint
-from tokenizers import Tokenizer
 
 from pdserve.errors import ConfigError
 from pdserve.model import smollm2
@@ -17,6 +16,7 @@ from pdserve.model.checkpoint import fingerprint
 from pdserve.model.config import read_config
 from pdserve.model.gguf_conversion import interleaved_to_half_split
 from pdserve.model.source import resolve_model
+from pdserve.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("name", [None, "default", "SmolLM2-135M-Instruct"])
@@ -78,12 +78,14 @@ def test_fingerprint_changes_with_weights_and_config_only(tmp_path: Path) -> Non
 
 
 def test_tokenizer_of_the_default_model_splits_digits_and_adds_no_token() -> None:
-    tokenizer = Tokenizer.from_file(str(smollm2.prepare() / "tokenizer.json"))
-    encoding = tokenizer.encode("In 1984, naïve 日本\n  code")
-    assert [token for token in encoding.tokens if token.isdigit()] == ["1", "9", "8", "4"]
-    assert encoding.tokens[0] == "In"
-    assert tokenizer.decode(encoding.ids) == "In 1984, naïve 日本\n  code"
-    assert tokenizer.encode("<|im_start|>user").ids[0] == 1
+    tokenizer = Tokenizer.load(smollm2.prepare())
+    text = "In 1984, naïve 日本\n  code"
+    token_ids = tokenizer.encode(text)
+    pieces = [tokenizer.decode([token_id]) for token_id in token_ids]
+    assert pieces[:6] == ["In", " ", "1", "9", "8", "4"]
+    assert tokenizer.decode(token_ids) == text
+    assert tokenizer.encode("<|im_start|>user")[0] == 1
+    assert tokenizer.has_chat_template
 
 
 def test_rows_permuted_for_pairs_come_back_to_halves() -> None:
@@ -97,7 +99,7 @@ def test_package_with_another_file_is_refused_by_hash(monkeypatch: pytest.Monkey
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
     (package / smollm2.find_gguf().name).write_bytes(b"GGUF")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)  # pyright: ignore[reportUnknownMemberType]
     monkeypatch.setenv("PDSERVE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match="is not the file that"):
         smollm2.prepare()

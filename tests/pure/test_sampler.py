@@ -158,10 +158,11 @@ def test_different_seeds_give_different_texts() -> None:
 def test_draws_over_many_positions_follow_the_probabilities() -> None:
     sampler = Sampler(vocab_size=4)
     sampler.add(new_sequence(1, params(seed=11)))
-    probabilities = torch.tensor([[0.5, 0.25, 0.2, 0.05]])
+    probabilities = [0.5, 0.25, 0.2, 0.05]
+    logits_RV = torch.tensor([probabilities]).log()
     num_draws = 4000
-    counts = Counter(sampler.sample(probabilities.log(), [SequenceId(1)])[0] for _ in range(num_draws))
-    for token_id, probability in enumerate(probabilities[0].tolist()):
+    counts = Counter(sampler.sample(logits_RV.clone(), [SequenceId(1)])[0] for _ in range(num_draws))
+    for token_id, probability in enumerate(probabilities):
         spread = 5 * math.sqrt(num_draws * probability * (1 - probability))
         assert abs(counts[token_id] - num_draws * probability) < spread
 

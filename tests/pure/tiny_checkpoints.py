@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -30,18 +31,22 @@ _LLAMA3_SCALING = {
 }
 
 
+def _dimensions(**changes: Any) -> dict[str, Any]:
+    return {**_DIMENSIONS, **changes}
+
+
 def _llama(**changes: Any) -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_DIMENSIONS, head_dim=16, **changes))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_dimensions(head_dim=16, **changes)))
 
 
 def _qwen2() -> Any:
-    dimensions = _DIMENSIONS | {"num_attention_heads": 3, "num_key_value_heads": 1}
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**dimensions, tie_word_embeddings=True))
+    dimensions = _dimensions(num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True)
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**dimensions))
 
 
 def _qwen3() -> Any:
     return transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(**_DIMENSIONS, head_dim=32, tie_word_embeddings=False)
+        transformers.Qwen3Config(**_dimensions(head_dim=32, tie_word_embeddings=False))
     )
 
 
@@ -56,7 +61,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 
 def write_checkpoint(name: str, model_dir: Path) -> Any:
     """Saves the checkpoint and returns the model of `transformers`. Biases and norms are random too."""
-    torch.manual_seed(sum(name.encode()))
+    torch.manual_seed(sum(name.encode()))  # pyright: ignore[reportUnknownMemberType]
     model = CHECKPOINTS[name]().float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -64,6 +69,10 @@ def write_checkpoint(name: str, model_dir: Path) -> Any:
                 parameter.add_(torch.randn_like(parameter) * (0.5 if "bias" in parameter_name else 0.1))
     model.save_pretrained(model_dir, safe_serialization=True)
     return model
+
+
+def random_tokens(seed: int, num_tokens: int) -> list[int]:
+    return [int(token_id) for token_id in np.random.default_rng(seed).integers(VOCAB_SIZE, size=num_tokens)]
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> torch.Tensor:

@@ -22,10 +22,10 @@ def rope_tables(config: ModelConfig, *, num_positions: int) -> tuple[torch.Tenso
 
 def _stretch(frequencies_R: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
-    turns_R = scaling.original_max_positions * frequencies_R / (2 * math.pi)
+    turns_R = scaling.original_max_positions / (2 * math.pi / frequencies_R)
     share_kept_R = (turns_R - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     share_kept_R = share_kept_R.clamp(0.0, 1.0)
-    return frequencies_R * (share_kept_R + (1 - share_kept_R) / scaling.factor)
+    return (1 - share_kept_R) * frequencies_R / scaling.factor + share_kept_R * frequencies_R
 
 
 def rotate(x_TND: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
