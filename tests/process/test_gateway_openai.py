@@ -55,7 +55,8 @@ async def test_chat_stream_with_usage_ends_with_it() -> None:
         stream = await running.client().chat.completions.create(
             model="smol", messages=CHAT, stream=True, stream_options={"include_usage": True}
         )
-        *_, last = [chunk async for chunk in stream]
+        *others, last = [chunk async for chunk in stream]
+        assert [chunk.to_dict(exclude_unset=True)["usage"] for chunk in others] == [None, None]
         assert last.choices == []
         assert last.usage is not None and last.usage.completion_tokens == 3
 

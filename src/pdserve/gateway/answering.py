@@ -43,9 +43,7 @@ class EventStream:
             headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         )
 
-    async def answer(
-        self, stream: TokenStream, writer: AnswerWriter, record: RequestRecord, *, includes_usage: bool
-    ) -> web.StreamResponse:
+    async def answer(self, stream: TokenStream, writer: AnswerWriter, record: RequestRecord) -> web.StreamResponse:
         """Nothing is sent before the first delta, so a failure until then is raised and gets its own HTTP status.
 
         After that a failure is an event, and the stream ends without `[DONE]`.
@@ -67,7 +65,7 @@ class EventStream:
             record.failed(error.failure)
             await self._send(error.failure.body)
             return self._response
-        if includes_usage:
+        if writer.includes_usage:
             await self._send(
                 writer.usage_chunk(num_prompt_tokens=record.num_prompt_tokens, num_tokens=record.num_tokens)
             )

@@ -64,9 +64,11 @@ class AnswerWriter:
         model_name: str,
         system_fingerprint: str,
         returns_token_ids: bool,
+        includes_usage: bool,
     ) -> None:
         self._shape = shape
         self.returns_token_ids = returns_token_ids
+        self.includes_usage = includes_usage
         self._head: JsonObject = {
             "id": answer_id,
             "created": created_s,
@@ -90,6 +92,7 @@ class AnswerWriter:
             **self._head,
             "object": self._shape.chunk_object_name,
             "choices": [self._with_token_ids(choice, delta.token_ids)],
+            **({"usage": None} if self.includes_usage else {}),
         }
 
     def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:

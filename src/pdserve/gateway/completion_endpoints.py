@@ -73,7 +73,7 @@ class CompletionEndpoints:
             if not work.streams:
                 return await answer_whole(stream, writer, record)
             events = EventStream(request, write_timeout_s=self._settings.write_timeout_s)
-            return await events.answer(stream, writer, record, includes_usage=prompt.fields.includes_usage)
+            return await events.answer(stream, writer, record)
         except PdserveError as error:
             record.failed(failure_of(error))
             raise
@@ -95,6 +95,7 @@ class CompletionEndpoints:
             model_name=self._settings.model_name,
             system_fingerprint=f"pdserve-{self._hub.fingerprint}",
             returns_token_ids=bool(prompt.fields.return_token_ids),
+            includes_usage=prompt.fields.includes_usage,
         )
 
     async def _body(self, request: web.Request) -> bytes:
