@@ -5,7 +5,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import parse_cpus, parse_port
@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pdserve.gateway.settings import GatewaySettings
 
     configure_logs(name="gateway", level=arguments.log_level)
+    warn_if_open(arguments.host, environment.cluster_secret())
     if arguments.cpus:
         os.sched_setaffinity(0, arguments.cpus)
     model_dir, model_name = arguments.model_dir, arguments.model_name

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import os
 
-from pdserve.cli.logs import LEVELS, configure_logs
+from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
@@ -92,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings = worker_settings(arguments)
     configure_logs(name=settings.name, level=arguments.log_level)
+    warn_if_open(settings.host, settings.secret)
     if settings.cpus:
         os.sched_setaffinity(0, settings.cpus)
 

@@ -7,4 +7,4 @@ class Role(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
-    """Colocated: prefills and decodes its own requests, and takes grants of others."""
+    """Colocated: prefills and decodes its own requests; the gateway sends it no prefills of others."""
