@@ -4,7 +4,7 @@ import pytest
 from tests.pure.decode_role_side import ABSENT_TARGET, PREFILL_TARGET, DecodeRoleSide
 from tests.pure.decode_side import PREFILL, DecodeSide
 
-from pdserve.decode.request import LocalReason
+from pdserve.decode.request import HandoffOutcome, LocalReason
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams
 from pdserve.transfer.receiver import ReceiverLimits
@@ -133,6 +133,29 @@ def test_handoff_does_not_take_the_pages_that_a_waiting_local_prompt_needs(worke
     worker.start_pass()
     worker.end_pass(0)
     assert [grant.request_id for grant in worker.grants()] == ["first", "short"]
+
+
+@pytest.mark.parametrize("outcome", [None, *HandoffOutcome])
+def test_outcome_of_a_handoff_is_known_when_the_request_ended(
+    worker: DecodeRoleSide, outcome: HandoffOutcome | None
+) -> None:
+    request_id = worker.generate(prefill=None if outcome is None else PREFILL_TARGET)
+    match outcome:
+        case HandoffOutcome.LANDED:
+            worker.side.all_land(worker.grants()[0])
+        case HandoffOutcome.REFUSED:
+            worker.side.refused(worker.grants()[0])
+        case HandoffOutcome.FAILED:
+            worker.side.stopped(worker.grants()[0])
+        case HandoffOutcome.CANCELLED:
+            worker.role.on_abort(request_id, now_ns=0)
+        case None:
+            pass
+    worker.advance()
+    if outcome is not HandoffOutcome.CANCELLED:
+        worker.sample("abcd")
+    (request,) = worker.role.take_ended()
+    assert request.handoff_outcome is outcome
 
 
 # Endings
