@@ -183,8 +183,9 @@ size_t Worker::ReadCompletions() {
       }
     }
     if (num_immediates > 0) {
-      const uint64_t num_stale = immediates_->Arrive(std::span(immediates).first(num_immediates), now_ns);
+      // Counted first: whoever sees a landing sees its writes in the totals.
       counters_->num_immediates_received.fetch_add(num_immediates, std::memory_order_relaxed);
+      const uint64_t num_stale = immediates_->Arrive(std::span(immediates).first(num_immediates), now_ns);
       counters_->num_stale_immediates.fetch_add(num_stale, std::memory_order_relaxed);
     }
   }

@@ -1,0 +1,105 @@
+#include "fabric/region.h"
+
+#include <memory>
+#include <vector>
+
+#include "fabric/page_push.h"
+#include "tests/check.h"
+
+namespace pdserve::fabric {
+namespace {
+
+RegionDescriptor DescriptorOf(std::vector<SliceRange> ranges) {
+  RegionDescriptor descriptor{.num_bytes = 0, .slices = {}};
+  for (const SliceRange& range : ranges) {
+    descriptor.slices.push_back({range.start, range.num_bytes, 1000 * range.start, range.start + 1});
+    descriptor.num_bytes = range.start + range.num_bytes;
+  }
+  return descriptor;
+}
+
+std::shared_ptr<const LocalRegion> Source(char* address, uint64_t num_bytes, uint64_t slice_bytes) {
+  std::vector<LocalRegion::Slice> slices;
+  for (const SliceRange& range : CutIntoSlices(num_bytes, slice_bytes)) slices.push_back({range, nullptr});
+  return std::make_shared<const LocalRegion>(address, num_bytes, slices);
+}
+
+PushSpec SpecOf(uint64_t source_bytes, uint64_t target_bytes) {
+  return {.push_id = 1,
+          .peer_id = 1,
+          .immediate = 1,
+          .source = Source(nullptr, source_bytes, source_bytes),
+          .target = std::make_shared<const RemoteRegion>(1, DescriptorOf({{0, target_bytes}})),
+          .source_pages = {{0, 2}, 0, 10, 100},
+          .target_pages = {{1, 0}, 0, 10, 100},
+          .num_layers = 2,
+          .run_bytes = 10,
+          .first_due_tick = 1};
+}
+
+void SlicesCoverWithoutGaps() {
+  const std::vector<SliceRange> slices = CutIntoSlices(10, 4);
+  CHECK(slices.size() == 3);
+  CHECK(slices[0].start == 0 && slices[1].start == 4 && slices[2].start == 8 && slices[2].num_bytes == 2);
+  CHECK(CutIntoSlices(8, 4).size() == 2);
+}
+
+void DescriptorsWithGapsOverlapOrWrapAroundAreInvalid() {
+  CHECK(RemoteRegion::Validate(DescriptorOf({{0, 4}, {4, 6}})).ok());
+  CHECK(!RemoteRegion::Validate(DescriptorOf({{0, 4}, {5, 6}})).ok());
+  CHECK(!RemoteRegion::Validate(DescriptorOf({{0, 4}, {3, 6}})).ok());
+  CHECK(!RemoteRegion::Validate(DescriptorOf({})).ok());
+  CHECK(!RemoteRegion::Validate({.num_bytes = 8, .slices = {{0, 8, UINT64_MAX - 3, 1}}}).ok());
+  CHECK(!RemoteRegion::Validate({.num_bytes = 8, .slices = {{0, 4, 0, 1}}}).ok());
+}
+
+void PushesUpToTheLastByteAreValidAndOneBeyondAreNot() {
+  CHECK(SpecOf(130, 120).Validate().ok());
+  CHECK(!SpecOf(129, 120).Validate().ok());
+  CHECK(!SpecOf(130, 119).Validate().ok());
+}
+
+void PushesThatWrapAroundAreInvalid() {
+  PushSpec spec = SpecOf(130, 120);
+  spec.target_pages.page_bytes = uint64_t{1} << 63;
+  spec.target_pages.pages = {2, 2};
+  CHECK(!spec.Validate().ok());
+  spec = SpecOf(130, 120);
+  spec.source_pages.offset = UINT64_MAX;
+  CHECK(!spec.Validate().ok());
+  spec = SpecOf(130, 120);
+  spec.run_bytes = UINT64_MAX;
+  CHECK(!spec.Validate().ok());
+}
+
+void PushesToAnotherPeersRegionAreInvalid() {
+  PushSpec spec = SpecOf(130, 120);
+  spec.peer_id = 2;
+  CHECK(!spec.Validate().ok());
+}
+
+void PiecesEndWhereASliceOfEitherSideEnds() {
+  std::vector<char> bytes(100);
+  const auto source = Source(bytes.data(), 100, 40);
+  const RemoteRegion target(1, DescriptorOf({{0, 30}, {30, 70}}));
+  const Piece first = FirstPiece(*source, 35, target, 20, 25);
+  CHECK(first.num_bytes == 5 && first.source == bytes.data() + 35);
+  CHECK(first.target_address == 20 && first.target_key == 1);
+  const Piece second = FirstPiece(*source, 40, target, 25, 20);
+  CHECK(second.num_bytes == 5);
+  const Piece third = FirstPiece(*source, 45, target, 30, 15);
+  CHECK(third.num_bytes == 15 && third.target_address == 30000 && third.target_key == 31);
+}
+
+}  // namespace
+}  // namespace pdserve::fabric
+
+int main() {
+  using namespace pdserve::fabric;
+  RUN(SlicesCoverWithoutGaps);
+  RUN(DescriptorsWithGapsOverlapOrWrapAroundAreInvalid);
+  RUN(PushesUpToTheLastByteAreValidAndOneBeyondAreNot);
+  RUN(PushesThatWrapAroundAreInvalid);
+  RUN(PushesToAnotherPeersRegionAreInvalid);
+  RUN(PiecesEndWhereASliceOfEitherSideEnds);
+}

@@ -1,0 +1,133 @@
+"""What the native fabric does to the process it lives in: its threads, its signal handlers, its registrations."""
+
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdserve.errors import FabricError
+from pdserve.fabric.native import NativeFabric
+from pdserve.fabric.port import Landed, PagePush, PushEnded, PushId
+from pdserve.ids import Immediate
+from pdserve.layer_counter import REGION_BYTES
+from pdserve.shared_region import SharedRegion
+from pdserve.units import NS_PER_S
+
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def fabric_thread_seconds() -> float:
+    """CPU time of the fabric's own threads so far."""
+    total_ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().startswith("fabric-"):
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            total_ticks += int(fields[11]) + int(fields[12])
+    return total_ticks / CLOCK_TICKS_PER_S
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_idle_threads_use_less_than_a_twentieth_of_a_core(provider: str) -> None:
+    fabric = NativeFabric(provider)
+    counter = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
+    fabric.watch(counter)
+    fabric.expect(Immediate(1), 1, deadline_ns=time.monotonic_ns() + 60 * NS_PER_S)
+    before_s, started_s = fabric_thread_seconds(), time.monotonic()
+    time.sleep(2.0)
+    used_s, elapsed_s = fabric_thread_seconds() - before_s, time.monotonic() - started_s
+    fabric.close()
+    counter.close()
+    assert used_s / elapsed_s < 0.05
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_close_ends_the_threads_and_refuses_further_calls(provider: str) -> None:
+    fabric = NativeFabric(provider)
+    fabric.close()
+    fabric.close()
+    assert not any((task / "comm").read_text().startswith("fabric-") for task in Path("/proc/self/task").iterdir())
+    with pytest.raises(FabricError, match="closed"):
+        fabric.connect(fabric.address)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
+def test_open_over_shm_leaves_signal_handlers_alone() -> None:
+    received: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda signum, _: received.append(signum))
+    try:
+        fabric = NativeFabric("shm")
+        fabric.connect(NativeFabric("shm").address)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert received == [signal.SIGTERM]
+        fabric.close()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def test_open_of_an_unknown_provider_names_the_known_ones() -> None:
+    with pytest.raises(FabricError, match="tcp, shm, efa, verbs"):
+        NativeFabric("carrier-pigeon")
+
+
+def test_open_of_a_provider_that_is_not_here_says_what_to_install() -> None:
+    with pytest.raises(FabricError, match="EFA driver") as refused:
+        NativeFabric("efa")
+    assert refused.value.operation == "fi_getinfo"
+    assert refused.value.errno != 0
+
+
+def test_open_on_a_host_that_is_not_ours_fails() -> None:
+    with pytest.raises(FabricError, match="bind host"):
+        NativeFabric("tcp", bind_host="192.0.2.77")
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_write_across_registrations_lands_whole_and_counts_once(provider: str) -> None:
+    page_bytes, num_pages = 16384, 20
+    initiator = NativeFabric(provider, max_slice_bytes=3 * page_bytes + 4096)
+    target = NativeFabric(provider, max_slice_bytes=2 * page_bytes + 8192)
+    source_region = SharedRegion.create(name="source", num_bytes=page_bytes * num_pages)
+    target_region = SharedRegion.create(name="target", num_bytes=page_bytes * num_pages)
+    source_region.buffer[:] = np.random.default_rng(5).integers(0, 256, page_bytes * num_pages, np.uint8).tobytes()
+    source = initiator.register(source_region)
+    exposure = target.expose(target.register(target_region))
+    assert len(exposure.slices) > 5
+    peer = initiator.connect(target.address)
+    counter = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
+    initiator.watch(counter)
+    pages = np.arange(num_pages, dtype=np.uint32)
+    target.expect(Immediate(1), num_pages, deadline_ns=time.monotonic_ns() + 20 * NS_PER_S)
+    initiator.arm(
+        PagePush(
+            push_id=PushId(1),
+            peer_id=peer,
+            source=source,
+            target=initiator.attach(peer, exposure),
+            immediate=Immediate(1),
+            source_pages=pages,
+            target_pages=pages,
+            num_layers=1,
+            run_bytes=page_bytes,
+            source_page_bytes=page_bytes,
+            target_page_bytes=page_bytes,
+            source_layer_bytes=0,
+            target_layer_bytes=0,
+            first_tick=0,
+        )
+    )
+    from pdserve import _fabric
+
+    _fabric.LayerCounter.at(counter.address).tick()
+    for fabric, kind in ((target, Landed), (initiator, PushEnded)):
+        assert select.select([fabric.fileno()], [], [], 20.0)[0]
+        assert [type(event) for event in fabric.poll()] == [kind]
+    assert target_region.buffer[:] == source_region.buffer[:]
+    assert target.stats().num_immediates_received == num_pages
+    for opened in (initiator, target, source_region, target_region, counter):
+        opened.close()
