@@ -27,7 +27,7 @@ class LocalReason(Enum):
     ROUTED = "routed"
     """The gateway chose so: colocated, or a prompt of one token."""
     NO_PREFILL_WORKER = "no_prefill_worker"
-    """The chosen prefill worker is not connected."""
+    """There is none, or the chosen one is not connected."""
     QUARANTINE = "quarantine"
     REFUSED = "refused"
     """The prefill worker was too busy."""

@@ -45,9 +45,13 @@ class DecodeRole:
         tokenizer: Tokenizer,
         new_sequence_id: Callable[[], SequenceId],
         limits: DecodeLimits,
+        needs_prefill_worker: bool = False,
         on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None,
     ) -> None:
-        """`on_prefilled(request, page_indices)` sees the pages of a prompt when they are whole: for verification."""
+        """`needs_prefill_worker`: prompts are prefilled here for want of one alone, unless they have one token.
+
+        `on_prefilled(request, page_indices)` sees the pages of a prompt when they are whole: for verification.
+        """
         self._incarnation = incarnation
         self._receiver = receiver
         self._scheduler = scheduler
@@ -56,6 +60,7 @@ class DecodeRole:
         self._tokenizer = tokenizer
         self._new_sequence_id = new_sequence_id
         self._limits = limits
+        self._needs_prefill_worker = needs_prefill_worker
         self._on_prefilled = on_prefilled
         self._requests: OrderedDict[RequestId, Request] = OrderedDict()
         self._by_sequence: dict[SequenceId, Request] = {}
@@ -87,6 +92,8 @@ class DecodeRole:
             self._refuse(generate, FailureKind.CAPACITY, message)
         else:
             request = Request(generate, sequence_id=self._new_sequence_id(), tokenizer=self._tokenizer, now_ns=now_ns)
+            if self._needs_prefill_worker and generate.prefill is None and len(generate.prompt_token_ids) > 1:
+                request.local_reason = LocalReason.NO_PREFILL_WORKER
             self._requests[request.request_id] = request
             self._by_sequence[request.sequence_id] = request
             self._pending.append(request)

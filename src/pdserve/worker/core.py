@@ -104,6 +104,7 @@ class WorkerCore:
             tokenizer=around.tokenizer,
             new_sequence_id=self._new_sequence_id,
             limits=DecodeLimits(max_model_len=around.engine.max_model_len),
+            needs_prefill_worker=self.prefill is None,
             on_prefilled=around.on_prefilled,
         )
 
