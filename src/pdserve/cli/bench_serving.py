@@ -42,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "bench-serving", help="measure overlap and interference on this machine", allow_abbrev=False
     )
     parser.add_argument("--model", help="model directory or hub id; default: the default model")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3, help="of everything (default: 3)")
     parser.add_argument("--seconds", type=float, default=45.0, help="length of each arm (default: 45)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
 

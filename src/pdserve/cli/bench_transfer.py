@@ -30,7 +30,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--pages", type=_page_sizes, default=DEFAULT_PAGE_BYTES, metavar="SIZES", help="default: 4K,16K,64K,256K,1M"
     )
-    parser.add_argument("--repetitions", type=_count, default=DEFAULT_REPETITIONS, metavar="N")
+    parser.add_argument(
+        "--repetitions", type=_count, default=DEFAULT_REPETITIONS, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument("--region", type=_num_bytes, default=DEFAULT_REGION_BYTES, metavar="SIZE", help="default: 128M")
     parser.add_argument("--rounds", type=_count, default=DEFAULT_ROUNDS, metavar="N", help="times through the region")
 

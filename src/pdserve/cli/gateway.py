@@ -16,10 +16,10 @@ from pdserve.launch.child import report_ready
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("gateway", help="run the gateway that workers join", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=parse_port, default=8000)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
-    parser.add_argument("--log-level", choices=LEVELS, default="warning")
+    parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)

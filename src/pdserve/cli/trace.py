@@ -22,14 +22,14 @@ from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("trace", help="trace one request's handoff", allow_abbrev=False)
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("prompt", metavar="PROMPT", help="text to complete")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="a Chrome trace, for ui.perfetto.dev")
     parser.add_argument("--png", type=Path, metavar="FILE.png", help="the same as a picture")
     parser.add_argument(
         "--url", help="a running gateway on this machine; default: start one prefill and one decode worker"
     )
     parser.add_argument("--model", help="model directory or hub id; default: the default model")
-    parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=8, help="tokens to generate (default: 8)")
     add_engine_flags(parser)
 
 

@@ -27,15 +27,17 @@ from pdserve.launch.child import report_ready
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("worker", help="run one worker and join a gateway", allow_abbrev=False)
     parser.add_argument("model", nargs="?", help="model directory, hub id, or nothing for the default model")
-    parser.add_argument("--role", required=True, choices=[role.value for role in Role])
+    parser.add_argument("--role", required=True, choices=[role.value for role in Role], help="what the worker does")
     parser.add_argument("--join", required=True, metavar="URL", help="the gateway, such as http://10.0.0.1:8000")
     parser.add_argument("--name", help="default: the role, the host name and the process id")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, and that other workers dial")
-    parser.add_argument("--port", type=parse_port, default=0, help="0: any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on, and that other workers dial (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=parse_port, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--fabric-host", help="address of the interface for RDMA writes; default: --host")
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
     parser.add_argument("--threads", type=int, help="default: one a core of --cpus, else 1")
-    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
     parser.add_argument(
         "--lease",
         type=float,
@@ -44,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"silence of a worker or its gateway that counts as death (default: {DEFAULT_LEASE_S:g})",
     )
     add_engine_flags(parser)
-    parser.add_argument("--log-level", choices=LEVELS, default="warning")
+    parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -53,10 +55,21 @@ def add_parser(subparsers: Subparsers) -> None:
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that `pdserve serve` hands to each of its workers."""
     parser.add_argument("--provider", choices=PROVIDERS, default="tcp", help="libfabric provider (default: tcp)")
-    parser.add_argument("--kv-tokens", type=int, default=DEFAULT_KV_TOKENS, help="tokens that the KV cache holds")
-    parser.add_argument("--page-slots", type=int, default=DEFAULT_PAGE_SLOTS, help="tokens in a page")
-    parser.add_argument("--chunk-tokens", type=int, default=DEFAULT_CHUNK_TOKENS, help="most prompt tokens in a pass")
-    parser.add_argument("--max-running", type=int, default=DEFAULT_MAX_RUNNING, help="most sequences in a pass")
+    parser.add_argument(
+        "--kv-tokens", type=int, default=DEFAULT_KV_TOKENS, help="tokens that the KV cache holds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--page-slots", type=int, default=DEFAULT_PAGE_SLOTS, help="tokens in a page (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--chunk-tokens",
+        type=int,
+        default=DEFAULT_CHUNK_TOKENS,
+        help="most prompt tokens in a pass (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-running", type=int, default=DEFAULT_MAX_RUNNING, help="most sequences in a pass (default: %(default)s)"
+    )
     parser.add_argument("--capture-kv", action="store_true", help=argparse.SUPPRESS)
 
 
