@@ -230,6 +230,7 @@ def test_lost_peer_twice_is_fenced_once(side: DecodeSide) -> None:
     side.receiver.peer_lost(PREFILL)
     side.receiver.peer_lost(PREFILL)
     assert len(side.fabric.fenced) == 2
+    assert side.receiver.num_peers == 0
 
 
 def test_loss_of_one_peer_leaves_the_handoffs_of_another_alone(side: DecodeSide) -> None:
@@ -242,6 +243,7 @@ def test_loss_of_one_peer_leaves_the_handoffs_of_another_alone(side: DecodeSide)
     assert only_failure(side).handoff_id != kept.handoff_id
     assert side.receiver.num_open == 1
     assert side.receiver.is_connected(OTHER)
+    assert side.receiver.num_peers == 1
     side.all_land(kept)
     assert isinstance(side.receiver.take_outcomes()[0], HandoffLanded)
 
