@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pdserve.model.source import resolve_model
 
     places = place_workers(deployment_request(arguments))
+    worker_arguments = engine_flags(arguments)
     require_free_port(arguments.host, arguments.port)
     source = resolve_model(arguments.model)
     say(f"model {source.name} in {source.dir}")
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         places=places,
         host=arguments.host,
         port=arguments.port,
-        worker_arguments=engine_flags(arguments),
+        worker_arguments=worker_arguments,
     )
     run_until_signal(lambda stop: _serve(settings, stop))
     return 0

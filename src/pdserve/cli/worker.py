@@ -122,6 +122,8 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     require_engine(arguments, fabric_host=fabric_host)
     if arguments.threads is not None and arguments.threads < 1:
         raise ConfigError(f"--threads must be 1 or more, not {arguments.threads}")
+    if not arguments.join.startswith(("http://", "https://")):
+        raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     unknown_cpus = set(arguments.cpus) - os.sched_getaffinity(0)
     if unknown_cpus:
         raise ConfigError(f"--cpus names cores that this process may not use: {sorted(unknown_cpus)}")

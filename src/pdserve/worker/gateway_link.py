@@ -115,7 +115,7 @@ class GatewayLink:
             url=self._url,
             model_name=settings.model_name,
             model_fingerprint=identity.model_fingerprint,
-            max_model_len=self._engine.max_model_len,
+            max_model_len=min(self._engine.max_model_len, self._engine.num_pages * self._engine.layout.page_slots),
             lease_s=settings.lease_s,
             load=self._driver.core.load(),
         )
