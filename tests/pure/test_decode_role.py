@@ -7,6 +7,7 @@ from tests.pure.decode_side import PREFILL, DecodeSide
 from pdserve.decode.request import HandoffOutcome, LocalReason
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams
+from pdserve.telemetry.instants import Instant
 from pdserve.transfer.receiver import ReceiverLimits
 from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import FailureKind, FinishReason, PrefillPlace, PrefillTarget
@@ -156,6 +157,16 @@ def test_outcome_of_a_handoff_is_known_when_the_request_ended(
         worker.sample("abcd")
     (request,) = worker.role.take_ended()
     assert request.handoff_outcome is outcome
+
+
+def test_request_that_waits_for_pages_starts_with_the_pass_that_frees_them(worker: DecodeRoleSide) -> None:
+    worker.generate("first", num_tokens=36)
+    worker.generate("second", num_tokens=36)
+    worker.land(worker.grants()[0])
+    worker.sample("abcd")
+    assert [grant.request_id for grant in worker.grants()] == ["first", "second"]
+    (first,) = worker.role.take_ended()
+    assert {Instant.LANDED, Instant.SCHEDULED, Instant.FIRST_TOKEN, Instant.FINISHED} < set(first.instants.times_ns)
 
 
 # Endings

@@ -306,6 +306,8 @@ def test_lost_peer_while_pushing_keeps_pages_until_the_last_push_ended(side: Pre
     side.granted()
     side.run_pass()
     side.lose()
+    side.lose()
+    assert side.fabric.cancelled == list(side.fabric.armed)
     assert side.pool.num_free < side.num_pages
     side.all_pushes_end(PushOutcome.FAILED)
     assert side.is_whole()
