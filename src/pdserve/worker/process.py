@@ -42,12 +42,27 @@ async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready:
     Raises: `ConfigError` when it can't start or join, `InternalError` when the engine dies, `FabricError`.
     """
     async with AsyncExitStack() as stack:
-        engine = await start_engine(engine_spec(settings))
+        engine = await _start_engine(engine_spec(settings), stop)
+        if engine is None:
+            return
         stack.push_async_callback(engine.close)
         fabric = NativeFabric(settings.provider, bind_host=settings.fabric_host)
         stack.callback(fabric.close)
         worker = _Worker(settings, engine, fabric, on_ready=on_ready)
         await worker.run(stop)
+
+
+async def _start_engine(spec: EngineSpec, stop: asyncio.Event) -> Engine | None:
+    """An engine, or None when the worker is stopped before it has loaded its model."""
+    starting = asyncio.create_task(start_engine(spec))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return starting.result() if starting.done() else None
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
 
 
 def engine_spec(settings: WorkerSettings) -> EngineSpec:
