@@ -4,7 +4,6 @@ from tests.pure.handoff_story import PATIENT_S
 from tests.pure.handoff_world import World
 from tests.pure.toy_engine import LAYOUT, VOCABULARY
 
-from pdserve.config.role import Role
 from pdserve.fabric.memory import MemoryFaults
 from pdserve.units import NS_PER_MS, NS_PER_S
 
@@ -61,7 +60,7 @@ def happen(world: World) -> None:
                 random_prompt(world),
                 max_tokens=draw.randint(1, 6),
                 timeout_s=timeout_s,
-                is_remote=server.role is Role.DECODE and draw.random() < 0.9,
+                is_remote=draw.random() < 0.9,
             )
         case "abort" if world.open_stories():
             world.abort(draw.choice(world.open_stories()))
@@ -95,7 +94,6 @@ def live(seed: int) -> World:
         faults=faults_of(seed),
         num_decode=1 + seed % 2,
         num_prefill=1 + seed // 2 % 2,
-        role=Role.BOTH if seed % 5 == 4 else Role.PREFILL,
     )
     try:
         for _ in range(NUM_EVENTS):

@@ -177,10 +177,7 @@ def watch(region: SharedRegion, on_write: Callable[[int, int], None]) -> None:
 class World:
     """Everything that can happen to it is a method; `test_handoff_world` draws which happens next."""
 
-    def __init__(
-        self, seed: int, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1, role: Role = Role.PREFILL
-    ) -> None:
-        """`role` is that of the prefill workers: they may take requests of their own too."""
+    def __init__(self, seed: int, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1) -> None:
         self.draw = random.Random(seed)
         self.clock = VirtualClock(NS_PER_S)
         self.network = MemoryNetwork(seed, self.clock, faults)
@@ -190,7 +187,7 @@ class World:
         self._num_incarnations = 0
         self._retired: list[Worker] = []
         self.decode = [Worker(self, Role.DECODE, num_pages=24) for _ in range(num_decode)]
-        self.prefill = [Worker(self, role, num_pages=20) for _ in range(num_prefill)]
+        self.prefill = [Worker(self, Role.PREFILL, num_pages=20) for _ in range(num_prefill)]
         self.connect_all()
 
     @property

@@ -26,6 +26,9 @@ class DecodeLimits:
     """Requests in any phase; one more is refused with 429."""
     max_model_len: int
     retry_after_s: float = 1.0
+    handoff_timeout_s: float = 120.0
+    """A handoff that has not landed by then is cancelled, and its prompt prefilled here: a prefill worker that is alive
+    but stuck must not use up the whole time of a request."""
 
 
 class DecodeRole:
@@ -86,7 +89,7 @@ class DecodeRole:
         if problem is not None:
             self._refuse(generate, FailureKind.INVALID, problem)
         elif generate.request_id in self._requests:
-            self._refuse(generate, FailureKind.INVALID, f"request {generate.request_id} is running already")
+            return  # The gateway repeated itself; the request that runs under this id will answer.
         elif len(self._requests) >= self._limits.max_requests:
             message = f"{self._limits.max_requests} requests are open on this worker"
             self._refuse(generate, FailureKind.CAPACITY, message)
@@ -210,7 +213,7 @@ class DecodeRole:
                 token_ids=token_ids,
                 peer=peer,
                 now_ns=now_ns,
-                timeout_s=ns_to_seconds(max(request.deadline_ns - now_ns, 0)),
+                timeout_s=self._handoff_timeout_s(request, now_ns),
                 traced=request.generate.traced,
             )
         except CapacityError:
@@ -218,6 +221,9 @@ class DecodeRole:
         request.phase = Phase.HANDOFF
         request.mark(Instant.GRANTED, now_ns)
         return True
+
+    def _handoff_timeout_s(self, request: Request, now_ns: int) -> float:
+        return min(ns_to_seconds(max(request.deadline_ns - now_ns, 0)), self._limits.handoff_timeout_s)
 
     def _sequence(self, request: Request, *, num_computed: int, page_indices: list[PageIndex]) -> Sequence:
         token_ids = list(request.generate.prompt_token_ids)

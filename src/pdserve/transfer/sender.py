@@ -38,6 +38,9 @@ from pdserve.wire.peer import Addressed, Grant, HandoffStopped, PeerHello
 FLUSH_TIMEOUT_S = 5.0
 """A delivery-complete write on a healthy link takes under 1 ms; a peer that can't give one in this time is dropped."""
 
+MAX_FLUSHES = 4096
+"""Under way at a time, of all peers: more than the handoffs that they can have open (H6)."""
+
 HandoffKey = tuple[Incarnation, HandoffId]
 
 
@@ -373,6 +376,9 @@ class Sender:
             self._flush(handoff.session, handoff.key[1], now_ns=now_ns)
 
     def _flush(self, session: _Session, handoff_id: HandoffId, *, now_ns: int) -> None:
+        if len(self._flushes) >= MAX_FLUSHES:
+            self._drop_peer(session.incarnation, f"{MAX_FLUSHES} flushes are under way: it cancels without end")
+            return
         flush_id = FlushId(self._next_flush_id)
         self._next_flush_id += 1
         self._flushes[flush_id] = (session, handoff_id)

@@ -1,7 +1,8 @@
 """The roles of one worker over one scheduler and one page pool, as a single object that takes events and the time.
 
-A worker is built from roles, never a role from a worker: a prefill worker has the prefill role, a decode worker the
-decode role, a colocated one both. Sans-IO: the step loop, the connections and the clock are `process`'s.
+A worker is built from roles, never a role from a worker: a prefill worker has the prefill role; a decode worker and a
+colocated one have the decode role, which prefills what nobody else does. Sans-IO: the step loop, the connections and
+the clock are `process`'s.
 """
 
 from collections.abc import Callable, Iterable
@@ -76,10 +77,10 @@ class WorkerCore:
         self.decode: DecodeRole | None = None
         self.sender: Sender | None = None
         self.receiver: Receiver | None = None
-        if around.settings.role is not Role.DECODE:
+        if around.settings.role is Role.PREFILL:
             self.sender = _sender(around)
             self.prefill = self._prefill_role(around, self.sender)
-        if around.settings.role is not Role.PREFILL:
+        else:
             self.receiver = _receiver(around, self.pool)
             self.decode = self._decode_role(around, self.receiver)
 
