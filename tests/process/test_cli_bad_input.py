@@ -69,6 +69,8 @@ def checkpoint(tmp_path: Path) -> Path:
         ("worker --role decode --join http://127.0.0.1:1 --page-slots 0", "--page-slots must be 1 or more"),
         ("worker --role decode --join http://127.0.0.1:1 --cpus 4096", "cores that this process may not use"),
         ("worker --role decode --join 127.0.0.1:8000", "--join 127.0.0.1:8000 is no URL"),
+        ("gateway --cpus 4096", "cores that this process may not use"),
+        ("gateway --cpus first", "'first' is no list of cores"),
         ("gateway --port 65536", "'65536' is no port number"),
         ("trace hello", "say where the trace goes"),
     ],

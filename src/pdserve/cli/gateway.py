@@ -8,7 +8,7 @@ from pathlib import Path
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
-from pdserve.cli.worker import parse_cpus, parse_port
+from pdserve.cli.worker import parse_cpus, parse_port, require_cpus
 from pdserve.config import environment
 from pdserve.launch.child import report_ready
 
@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pdserve.gateway.process import run_gateway
     from pdserve.gateway.settings import GatewaySettings
 
+    require_cpus(arguments.cpus)
     configure_logs(name="gateway", level=arguments.log_level)
     warn_if_open(arguments.host, environment.cluster_secret())
     if arguments.cpus:

@@ -124,9 +124,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise ConfigError(f"--threads must be 1 or more, not {arguments.threads}")
     if not arguments.join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
-    unknown_cpus = set(arguments.cpus) - os.sched_getaffinity(0)
-    if unknown_cpus:
-        raise ConfigError(f"--cpus names cores that this process may not use: {sorted(unknown_cpus)}")
+    require_cpus(arguments.cpus)
     model_dir, model_name = arguments.model_dir, arguments.model_name
     if model_dir is None:
         from pdserve.model.source import resolve_model
@@ -156,6 +154,13 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         secret=environment.cluster_secret(),
         capture_kv=arguments.capture_kv,
     )
+
+
+def require_cpus(cpus: tuple[int, ...]) -> None:
+    """Raises: `ConfigError` when this process may not run on all of them."""
+    unknown_cpus = set(cpus) - os.sched_getaffinity(0)
+    if unknown_cpus:
+        raise ConfigError(f"--cpus names cores that this process may not use: {sorted(unknown_cpus)}")
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

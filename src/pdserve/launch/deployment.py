@@ -108,14 +108,19 @@ class LocalDeployment:
         num_prefill = sum(place.role is Role.PREFILL for place in self._settings.places)
         secret = cluster_secret()
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
-        async with asyncio.timeout(CONNECT_TIMEOUT_S), aiohttp.ClientSession(headers=headers) as session:
-            while True:
-                async with session.get(f"{self.url}/workers") as response:
-                    workers = (await response.json())["workers"]
-                decoders = [worker for worker in workers if worker["role"] == Role.DECODE.value]
-                if all(worker["load"]["num_prefill_peers"] == num_prefill for worker in decoders):
-                    return
-                await asyncio.sleep(CONNECT_POLL_S)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S), aiohttp.ClientSession(headers=headers) as session:
+                while True:
+                    async with session.get(f"{self.url}/workers") as response:
+                        workers = (await response.json())["workers"]
+                    decoders = [worker for worker in workers if worker["role"] == Role.DECODE.value]
+                    if all(worker["load"]["num_prefill_peers"] == num_prefill for worker in decoders):
+                        return
+                    await asyncio.sleep(CONNECT_POLL_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"decode and prefill workers did not connect within {CONNECT_TIMEOUT_S:g} s; see their messages above"
+            ) from error
 
     async def _start(self, name: str, arguments: Sequence[str]) -> Child:
         child = await Child.start(name, arguments, environment=self._settings.environment)
