@@ -40,10 +40,13 @@ check-native: setup
 	native/tests/run tsan
 
 # Wants a quiet machine; each target prints its own table.
-bench: bench-transfer bench-serving
+bench: bench-transfer bench-engine bench-serving
 
 bench-transfer: setup
 	$(BIN)/pdserve bench-transfer
+
+bench-engine: setup
+	$(BIN)/pdserve bench-engine
 
 bench-serving: setup
 	$(BIN)/pdserve bench-serving
@@ -53,4 +56,4 @@ format: setup
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
 
-.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-serving format
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving format

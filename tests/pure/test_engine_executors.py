@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.pure.tiny_checkpoints import CHECKPOINTS, random_tokens, reference_logits, write_checkpoint
 
 from pdserve._kernels import CpuKernels, PackedMatrix
+from pdserve.bench.handoff_check import NATURAL_TEXT
 from pdserve.engine.cpu_executor import CpuExecutor
 from pdserve.engine.executor import Executor
 from pdserve.engine.kv_storage import KvStorage
@@ -21,8 +22,10 @@ from pdserve.ids import SequenceId
 from pdserve.kv.layout import KvLayout
 from pdserve.model.config import read_config
 from pdserve.model.decoder import Decoder
+from pdserve.model.smollm2 import prepare
 from pdserve.model.weights import load_decoder
 from pdserve.schedule.batch import Chunk
+from pdserve.text.tokenizer import Tokenizer
 
 MAX_DIFFERENCE = 1e-4
 NUM_PAGES = 64
@@ -99,6 +102,19 @@ def test_logits_of_each_executor_in_chunks_equal_transformers(
     token_ids = random_tokens(5, 150)
     logits_TV = all_logits(executor, token_ids, [1, 33, 48, 149, 150], shuffled_pages(6, 10))
     assert (logits_TV - reference_logits(checkpoint.reference, token_ids)).abs().max() < MAX_DIFFERENCE
+
+
+def test_logits_of_the_default_model_on_natural_text_equal_transformers() -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    model_dir = prepare()
+    decoder = load_decoder(model_dir, read_config(model_dir), dtype=torch.float32, device=torch.device("cpu"))
+    executor = CpuExecutor(decoder, storage_for(decoder), num_threads=1)
+    token_ids = Tokenizer.load(model_dir).encode(NATURAL_TEXT.read_text())[:150]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        reference_TV = reference(torch.tensor([token_ids])).logits[0]
+    logits_TV = all_logits(executor, token_ids, [64, 150], shuffled_pages(8, 10))
+    assert (logits_TV - reference_TV).abs().max() < MAX_DIFFERENCE
 
 
 @given(cuts=st.sets(st.integers(1, 119), max_size=8), pages_seed=st.integers(0, 100))

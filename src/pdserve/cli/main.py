@@ -15,6 +15,7 @@ COMMANDS = {
     "trace": "pdserve.cli.trace",
     "verify-handoff": "pdserve.cli.verify_handoff",
     "bench-transfer": "pdserve.cli.bench_transfer",
+    "bench-engine": "pdserve.cli.bench_engine",
     "bench-serving": "pdserve.cli.bench_serving",
 }
 """Each module offers `add_parser(subparsers)` and `run(arguments) -> int`."""

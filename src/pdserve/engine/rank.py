@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s rank %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s rank %(message)s")
     # Ctrl-C goes to the whole process group; the worker decides when its rank ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
