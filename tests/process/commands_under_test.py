@@ -116,7 +116,8 @@ class Cluster:
         return self._workers[name]
 
     async def start_worker(self, name: str, role: Role, *flags: str) -> Command:
-        arguments = ("worker", "--role", role.value, "--name", name, "--join", self.running.url, *WORKER_FLAGS)
+        which = ("--role", role.value, "--name", name, "--join", self.running.url)
+        arguments = ("worker", str(self._model.dir), *which, *WORKER_FLAGS)
         self._workers[name] = await Command.start(
             self._folder, *arguments, *flags, environment={"PDSERVE_CLUSTER_SECRET": SECRET}
         )
@@ -159,7 +160,7 @@ async def cluster(model: ModelSource, folder: Path) -> AsyncGenerator[Cluster]:
     """A gateway without workers; whatever was started is gone at the end."""
     port = require_free_port("127.0.0.1", 0)
     gateway = await Command.start(
-        folder, "gateway", "--port", str(port), environment={"PDSERVE_CLUSTER_SECRET": SECRET}
+        folder, "gateway", str(model.dir), "--port", str(port), environment={"PDSERVE_CLUSTER_SECRET": SECRET}
     )
     try:
         async with connected(f"http://127.0.0.1:{port}") as running:
