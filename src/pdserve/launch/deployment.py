@@ -145,6 +145,8 @@ class LocalDeployment:
         return (*arguments, *settings.worker_arguments)
 
     async def _stop_all(self) -> None:
-        """Workers first, so that they leave in order; each within `STOP_TIMEOUT_S`."""
-        children, self._children = self._children[::-1], []
-        await asyncio.gather(*(child.stop(timeout_s=STOP_TIMEOUT_S) for child in children))
+        """Workers first, so that they can say goodbye, then the gateway; each within `STOP_TIMEOUT_S`."""
+        children, self._children = self._children, []
+        gateways, workers = children[:1], children[1:]
+        await asyncio.gather(*(worker.stop(timeout_s=STOP_TIMEOUT_S) for worker in workers))
+        await asyncio.gather(*(gateway.stop(timeout_s=STOP_TIMEOUT_S) for gateway in gateways))
