@@ -254,7 +254,8 @@ NB_MODULE(_fabric, module) {
       .def_prop_ro("address",
                    [](const Engine& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def("fileno", &Engine::event_fd)
-      .def("close", &Engine::Close, nb::call_guard<nb::gil_scoped_release>());
+      .def("close", &Engine::Close, nb::call_guard<nb::gil_scoped_release>(),
+           "False when the worker thread hangs in the provider and was left behind.");
   BindRegionsAndPeers(engine);
   BindWrites(engine);
   BindCounters(engine);

@@ -39,6 +39,14 @@ Completion FromEntry(const fi_cq_data_entry& entry) {
   return {.kind = Completion::Kind::kWriteEnded, .context = entry.op_context};
 }
 
+Completion ReadError(fid_cq* queue) {
+  fi_cq_err_entry entry = {};
+  if (fi_cq_readerr(queue, &entry, 0) != 1) return {.kind = Completion::Kind::kUnattributed};
+  const int error = entry.err != 0 ? entry.err : FI_EIO;
+  if (entry.op_context == nullptr) return {.kind = Completion::Kind::kUnattributed, .error = error};
+  return {.kind = Completion::Kind::kWriteEnded, .context = entry.op_context, .error = error};
+}
+
 }  // namespace
 
 Status Domain::Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain) {
@@ -91,11 +99,10 @@ Status Domain::OpenObjects() {
   }
   domain_.reset(domain);
 
-  if (Status status = OpenCompletionQueue(); !status.ok()) return status;
-  return OpenEndpoint(&shared_);
+  return OpenEndpoint(&endpoints_.emplace_back());
 }
 
-Status Domain::OpenCompletionQueue() {
+Status Domain::OpenCompletionQueue(Endpoint* opened) {
   fi_cq_attr attr = {};
   attr.size = kCompletionQueueEntries;
   attr.format = FI_CQ_FORMAT_DATA;
@@ -104,15 +111,10 @@ Status Domain::OpenCompletionQueue() {
   if (int result = fi_cq_open(domain_.get(), &attr, &completion_queue, nullptr); result != 0) {
     return Status::Failed("fi_cq_open", -result);
   }
-  completion_queue_.reset(completion_queue);
-  if (provider_.has_wait_fd) {
-    int fd = -1;
-    if (int result = fi_control(&completion_queue->fid, FI_GETWAIT, &fd); result != 0) {
-      return Status::Failed("fi_control(FI_GETWAIT)", -result);
-    }
-    wait_fd_ = fd;
-  }
-  return Status::Ok();
+  opened->completion_queue.reset(completion_queue);
+  if (!provider_.has_wait_fd) return Status::Ok();
+  const int result = fi_control(&completion_queue->fid, FI_GETWAIT, &opened->wait_fd);
+  return result == 0 ? Status::Ok() : Status::Failed("fi_control(FI_GETWAIT)", -result);
 }
 
 Status Domain::OpenEndpoint(Endpoint* opened) {
@@ -124,6 +126,7 @@ Status Domain::OpenEndpoint(Endpoint* opened) {
     return Status::Failed("fi_av_open", -result);
   }
   opened->address_vector.reset(address_vector);
+  if (Status status = OpenCompletionQueue(opened); !status.ok()) return status;
 
   fid_ep* endpoint = nullptr;
   if (int result = fi_endpoint(domain_.get(), info_.get(), &endpoint, nullptr); result != 0) {
@@ -133,7 +136,7 @@ Status Domain::OpenEndpoint(Endpoint* opened) {
   if (int result = fi_ep_bind(endpoint, &address_vector->fid, 0); result != 0) {
     return Status::Failed("fi_ep_bind", -result);
   }
-  if (int result = fi_ep_bind(endpoint, &completion_queue_->fid, FI_TRANSMIT | FI_RECV); result != 0) {
+  if (int result = fi_ep_bind(endpoint, &opened->completion_queue->fid, FI_TRANSMIT | FI_RECV); result != 0) {
     return Status::Failed("fi_ep_bind", -result);
   }
   if (int result = fi_enable(endpoint); result != 0) return Status::Failed("fi_enable", -result, provider_.advice);
@@ -142,9 +145,10 @@ Status Domain::OpenEndpoint(Endpoint* opened) {
 
 Status Domain::ReadAddress() {
   size_t num_bytes = 0;
-  fi_getname(&shared_.endpoint->fid, nullptr, &num_bytes);
+  fid* endpoint = &endpoints_.front().endpoint->fid;
+  fi_getname(endpoint, nullptr, &num_bytes);
   address_.resize(num_bytes);
-  if (int result = fi_getname(&shared_.endpoint->fid, address_.data(), &num_bytes); result != 0) {
+  if (int result = fi_getname(endpoint, address_.data(), &num_bytes); result != 0) {
     return Status::Failed("fi_getname", -result);
   }
   address_.resize(num_bytes);
@@ -191,28 +195,29 @@ Status Domain::CheckAddress(std::span<const uint8_t> address) const {
 
 Status Domain::InsertPeer(std::span<const uint8_t> address, PeerRoute* route) {
   if (Status status = CheckAddress(address); !status.ok()) return status;
-  Endpoint own;
   if (provider_.endpoint_per_peer) {
+    Endpoint own;
     if (Status status = OpenEndpoint(&own); !status.ok()) return status;
+    endpoints_.push_back(std::move(own));
   }
-  const Endpoint& used = provider_.endpoint_per_peer ? own : shared_;
+  const Endpoint& used = endpoints_.back();
   fi_addr_t peer = FI_ADDR_UNSPEC;
   const int num_inserted = fi_av_insert(used.address_vector.get(), address.data(), 1, &peer, 0, nullptr);
   if (num_inserted != 1) {
+    if (provider_.endpoint_per_peer) endpoints_.pop_back();
     return Status::Failed("fi_av_insert", num_inserted < 0 ? -num_inserted : FI_EINVAL,
                           "the peer must use the same provider, and shm needs it alive on this machine");
   }
   *route = {used.endpoint.get(), peer};
-  if (provider_.endpoint_per_peer) of_peers_.push_back(std::move(own));
   return Status::Ok();
 }
 
 void Domain::RemovePeer(const PeerRoute& route) {
   if (provider_.endpoint_per_peer) {
-    std::erase_if(of_peers_, [&](const Endpoint& own) { return own.endpoint.get() == route.endpoint; });
+    std::erase_if(endpoints_, [&](const Endpoint& own) { return own.endpoint.get() == route.endpoint; });
   } else {
     fi_addr_t peer = route.address;
-    fi_av_remove(shared_.address_vector.get(), &peer, 1, 0);
+    fi_av_remove(endpoints_.front().address_vector.get(), &peer, 1, 0);
   }
 }
 
@@ -237,11 +242,20 @@ int Domain::Write(const WriteRequest& request) {
 }
 
 size_t Domain::ReadCompletions(std::span<Completion> completions) {
+  size_t num_read = 0;
+  for (const Endpoint& endpoint : endpoints_) {
+    if (num_read == completions.size()) break;
+    num_read += ReadQueue(endpoint.completion_queue.get(), completions.subspan(num_read));
+  }
+  return num_read;
+}
+
+size_t Domain::ReadQueue(fid_cq* queue, std::span<Completion> completions) {
   std::array<fi_cq_data_entry, kCompletionBatch> entries;
   const size_t capacity = std::min(entries.size(), completions.size());
-  const ssize_t num_read = fi_cq_read(completion_queue_.get(), entries.data(), capacity);
+  const ssize_t num_read = fi_cq_read(queue, entries.data(), capacity);
   if (num_read == -FI_EAVAIL) {
-    completions[0] = ReadError();
+    completions[0] = ReadError(queue);
     return 1;
   }
   if (num_read <= 0) return 0;
@@ -249,17 +263,17 @@ size_t Domain::ReadCompletions(std::span<Completion> completions) {
   return static_cast<size_t>(num_read);
 }
 
-Completion Domain::ReadError() {
-  fi_cq_err_entry entry = {};
-  if (fi_cq_readerr(completion_queue_.get(), &entry, 0) != 1) return {.kind = Completion::Kind::kUnattributed};
-  const int error = entry.err != 0 ? entry.err : FI_EIO;
-  if (entry.op_context == nullptr) return {.kind = Completion::Kind::kUnattributed, .error = error};
-  return {.kind = Completion::Kind::kWriteEnded, .context = entry.op_context, .error = error};
+std::vector<int> Domain::wait_fds() const {
+  std::vector<int> fds;
+  if (!provider_.has_wait_fd) return fds;
+  for (const Endpoint& endpoint : endpoints_) fds.push_back(endpoint.wait_fd);
+  return fds;
 }
 
 bool Domain::PrepareToWait() {
-  fid* waited[] = {&completion_queue_->fid};
-  return fi_trywait(fabric_.get(), waited, 1) == FI_SUCCESS;
+  std::vector<fid*> waited;
+  for (const Endpoint& endpoint : endpoints_) waited.push_back(&endpoint.completion_queue->fid);
+  return fi_trywait(fabric_.get(), waited.data(), static_cast<int>(waited.size())) == FI_SUCCESS;
 }
 
 }  // namespace pdserve::fabric

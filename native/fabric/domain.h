@@ -1,13 +1,13 @@
 // The libfabric objects of one provider: fabric, domain, address vector, completion queue, endpoint.
 //
 // Thread safety: none. One thread calls everything, the destructor included (FI_THREAD_DOMAIN, manual progress):
-// removing an address while another thread writes is a race inside several providers. Lifetime: registrations are
-// closed before the domain.
+// removing an address while another thread writes is a race inside several providers.
+// Lifetime: registrations are closed before the domain.
 //
 // Invariants:
 //   1. No exception passes through a libfabric call, and no error completion ends the process.
-//   2. What `info` came back with decides about addresses, keys and local descriptors (mr_mode), never the provider's
-//   name.
+//   2. What `info` came back with decides about addresses, keys and local descriptors (mr_mode), and never the name of
+//      the provider.
 
 #ifndef PDSERVE_FABRIC_DOMAIN_H_
 #define PDSERVE_FABRIC_DOMAIN_H_
@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,25 +64,28 @@ class Domain final : public WritePort {
   // Makes progress. Returns how many completions were put at the front of `completions`.
   size_t ReadCompletions(std::span<Completion> completions);
 
-  // The descriptor to poll once PrepareToWait() returned true; nullopt where the provider has none.
-  std::optional<int> wait_fd() const { return wait_fd_; }
+  // The descriptors to poll once PrepareToWait() returned true; empty where the provider has none.
+  std::vector<int> wait_fds() const;
   bool PrepareToWait();
 
  private:
   explicit Domain(const Provider& provider) : provider_(provider) {}
   Status GetInfo(const std::string& bind_host);
-  // An endpoint with its address vector; all of them share the completion queue.
+  // What closes together: rxm 1.17 keeps waiting for a closed endpoint's part of a completion queue it shared. In the
+  // order of opening.
   struct Endpoint {
     Fid<fid_av> address_vector;
+    Fid<fid_cq> completion_queue;
     Fid<fid_ep> endpoint;
+    int wait_fd = -1;  // Where the provider has one.
   };
 
   Status OpenObjects();
-  Status OpenCompletionQueue();
   Status OpenEndpoint(Endpoint* opened);
+  Status OpenCompletionQueue(Endpoint* opened);
   Status ReadAddress();
   Status CheckAddress(std::span<const uint8_t> address) const;
-  Completion ReadError();
+  size_t ReadQueue(fid_cq* queue, std::span<Completion> completions);
 
   struct InfoFreer {
     void operator()(fi_info* info) const { fi_freeinfo(info); }
@@ -94,11 +96,9 @@ class Domain final : public WritePort {
   std::unique_ptr<fi_info, InfoFreer> info_;
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
-  Fid<fid_cq> completion_queue_;
-  Endpoint shared_;
-  std::vector<Endpoint> of_peers_;  // Where the provider wants one for each.
+  // The first receives, and writes where the provider has no endpoint for each peer; the others write to one peer each.
+  std::vector<Endpoint> endpoints_;
   std::vector<uint8_t> address_;
-  std::optional<int> wait_fd_;
   bool reorders_writes_ = false;
 };
 

@@ -22,6 +22,7 @@
 #include "fabric/event_queue.h"
 #include "fabric/fabric_counters.h"
 #include "fabric/immediate_table.h"
+#include "fabric/layer_watcher.h"
 #include "fabric/page_push.h"
 #include "fabric/worker.h"
 
@@ -70,23 +71,44 @@ class Engine {
   Status Cancel(uint64_t push_id);
   Status Flush(uint64_t flush_id, uint32_t peer_id, uint32_t target, int64_t deadline_ns);
 
-  Status Expect(const ImmediateTable::Expectation& expectation) { return immediates_.Expect(expectation); }
-  void Forget(uint32_t immediate) { immediates_.Forget(immediate); }
+  Status Expect(const ImmediateTable::Expectation& expectation) { return plane_->immediates.Expect(expectation); }
+  void Forget(uint32_t immediate) { plane_->immediates.Forget(immediate); }
 
   std::vector<Event> Poll();
-  int event_fd() const { return events_.fd(); }
-  const FabricCounters& counters() const { return counters_; }
-  void Close();
+  int event_fd() const { return plane_->events.fd(); }
+  const FabricCounters& counters() const { return plane_->counters; }
+  // False when the worker thread hangs in the provider; then it and what it uses are left behind.
+  bool Close();
 
  private:
-  Engine() : immediates_(&events_), worker_(&events_, &counters_, &immediates_) {}
+  // What the worker thread uses.
+  struct DataPlane {
+    EventQueue events;
+    FabricCounters counters;
+    ImmediateTable immediates{&events};
+    Worker worker{&events, &counters, &immediates};
+    std::unique_ptr<LayerWatcher> watcher;
+
+    // False when the worker thread was left behind. The watched memory may go away after it.
+    bool Stop() {
+      const bool stopped = worker.Stop();
+      if (watcher) watcher->Stop();
+      return stopped;
+    }
+  };
+  struct DataPlaneCloser {
+    void operator()(DataPlane* plane) const {
+      if (plane->Stop()) delete plane;
+    }
+  };
+
+  Engine() : plane_(new DataPlane()) {}
+  Worker* worker() const { return &plane_->worker; }
   Status FindTarget(const char* call, uint32_t peer_id, uint32_t target,
                     std::shared_ptr<const RemoteRegion>* region) const;
 
   std::vector<uint8_t> address_;
-  EventQueue events_;
-  FabricCounters counters_;
-  ImmediateTable immediates_;
+  std::unique_ptr<DataPlane, DataPlaneCloser> plane_;
 
   // The calling thread's own.
   std::unordered_map<uint32_t, std::shared_ptr<const LocalRegion>> regions_;
@@ -96,9 +118,6 @@ class Engine {
   std::unordered_set<uint64_t> flushes_;    // Likewise.
   std::unordered_set<uint64_t> exposures_;  // The keys of their first slices.
   uint32_t next_id_ = 1;
-  bool is_watching_ = false;
-
-  Worker worker_;  // Last: its thread is gone before anything else.
 };
 
 }  // namespace pdserve::fabric

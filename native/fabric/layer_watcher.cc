@@ -29,7 +29,8 @@ LayerWatcher::LayerWatcher(LayerCounter* counter, std::function<void()> wake)
   pthread_setname_np(thread_.native_handle(), "fabric-watcher");
 }
 
-LayerWatcher::~LayerWatcher() {
+void LayerWatcher::Stop() {
+  if (!thread_.joinable()) return;
   stopping_.store(true);
   revision_.fetch_add(1);
   WakeSleeper(&revision_, FUTEX_WAKE_PRIVATE);

@@ -1,12 +1,12 @@
 // A thread that follows a layer counter and tells the worker thread when a tick that something waits for has come.
 //
-// Thread safety: SetWanted from one thread; destruction from one thread, when no other calls.
+// Thread safety: SetWanted, ticks and counter from one thread, Stop from another.
+// Lifetime: the counter may go away after Stop.
 // Cost: the thread sleeps on a futex, on its own while nothing is wanted, else on the counter's.
 //
 // Invariants:
 //   1. `wake` is called at least once after the counter has reached the wanted tick, unless the caller of SetWanted
-//   read
-//      the counter after it and saw that itself.
+//      read the counter after it and saw that itself.
 //   2. While nothing is wanted, ticks do not wake the thread.
 
 #ifndef PDSERVE_FABRIC_LAYER_WATCHER_H_
@@ -25,11 +25,14 @@ class LayerWatcher {
  public:
   static constexpr uint64_t kNothing = UINT64_MAX;
 
-  // `counter` outlives the watcher; `wake` is called on the watcher's thread and must not wait.
+  // `wake` is called on the watcher's thread and must not wait.
   LayerWatcher(LayerCounter* counter, std::function<void()> wake);
-  ~LayerWatcher();
+  ~LayerWatcher() { Stop(); }
   LayerWatcher(const LayerWatcher&) = delete;
   LayerWatcher& operator=(const LayerWatcher&) = delete;
+
+  // Ends the thread. Calling it again changes nothing.
+  void Stop();
 
   // The lowest tick that something waits for, or kNothing.
   void SetWanted(uint64_t tick);

@@ -10,7 +10,7 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "tcp;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
-     .endpoint_per_peer = false,
+     .endpoint_per_peer = true,
      .advice = "check that the bind host is an address of this machine and that `fi_info -p 'tcp;ofi_rxm'` lists it "
                "(Debian and Ubuntu: apt-get install libfabric1 libfabric-bin)"},
     {.name = "shm",
@@ -30,7 +30,7 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "verbs;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
-     .endpoint_per_peer = false,
+     .endpoint_per_peer = true,
      .advice =
          "install rdma-core and a libfabric built with verbs, and check that `fi_info -p 'verbs;ofi_rxm'` lists it"},
 }};

@@ -1,6 +1,11 @@
 // The providers that can be chosen, and how each is opened and waited for.
 //
 // tcp and shm are tested. efa and verbs take the same path; they have not been run on their hardware.
+//
+// shm is for processes that live and die together. Its peers share spin locks, so one that is killed (or stopped) while
+// it holds one makes every thread that wants it spin, inside libfabric, for good (or until it continues). And a peer
+// that was stopped copies, when it continues, what the source holds by then, even if its push was given up (against
+// rule H3).
 
 #ifndef PDSERVE_FABRIC_PROVIDER_H_
 #define PDSERVE_FABRIC_PROVIDER_H_
@@ -19,8 +24,10 @@ struct Provider {
   // shm's fi_cq_sread ignores its timeout and spins.
   bool has_wait_fd;
   bool takes_bind_host;
-  // Each peer is written to from an endpoint of its own: shm 1.17 completes an endpoint's writes in the order of
-  // posting, so that one dead peer would hold up the writes to all others.
+  // Each peer is written to from an endpoint of its own, for two reasons. On tcp closing it is all that stops a peer
+  // that is gone from being sent, when it comes back, what the source holds by then (rule H3); fi_av_remove keeps the
+  // connection. And shm 1.17 completes an endpoint's writes in the order of posting, so that one dead peer would hold
+  // up the writes to all others.
   bool endpoint_per_peer;
   const char* advice;  // What to do when it can't be opened.
 };

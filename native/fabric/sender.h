@@ -3,17 +3,14 @@
 // Thread safety: none; it belongs to the worker thread.
 //
 // Invariants:
-//   1. A push ends after all its posted writes have ended (rule H3), or after its peer was removed and the time to
-//   drain
-//      has passed: then the rest is orphaned, and the push has failed.
-//   2. At most kWindowWrites writes to a peer are in flight. fi_cancel cancels nothing, so what a cancelled push still
-//   has
-//      to wait for is one window.
+//   1. A push ends after all its posted writes have ended (rule H3), or after its peer was removed and did not drain in
+//      time: then the rest is orphaned, the push has failed, and forgetting the route stops what was not sent.
+//   2. At most kWindowWrites writes to a peer are in flight. fi_cancel cancels nothing, so a cancelled push still
+//      waits for up to one window.
 //   3. A flush is posted when nothing to the peer is in flight, and nothing is posted to the peer before that. So its
 //      completion proves the delivery of everything before it.
-//   4. After a write to a peer failed nothing more is posted to it: its pushes and flushes fail at once. The peer must
-//   be
-//      removed and added again.
+//   4. After a write to a peer failed nothing more is posted to it: its pushes and flushes fail at once. Only a peer
+//      that is removed and added again takes writes again.
 //   5. A peer that accepts no write for kRefusalDeadlineNs has failed: libfabric asks to try again for ever when a tcp
 //      peer is dead.
 

@@ -42,10 +42,17 @@ Status Worker::Start(const Provider& provider, const std::string& bind_host, uin
   return result.get();
 }
 
-void Worker::Stop() {
+bool Worker::Stop(std::chrono::milliseconds deadline) {
   stopping_.store(true);
   commands_.Wake();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return !is_abandoned_;
+  if (thread_ended_.get_future().wait_for(deadline) == std::future_status::ready) {
+    thread_.join();
+    return true;
+  }
+  is_abandoned_ = true;
+  thread_.detach();
+  return false;
 }
 
 Status Worker::Put(CommandQueue::Command command) {
@@ -73,6 +80,7 @@ void Worker::Run(const Provider& provider, const std::string& bind_host, std::pr
     while (!stopping_.load(std::memory_order_relaxed)) Turn();
   }
   DrainAndClose();
+  thread_ended_.set_value();
 }
 
 Status Worker::Open(const Provider& provider, const std::string& bind_host) {
@@ -95,7 +103,6 @@ void Worker::DrainAndClose() {
   for (CommandQueue::Command& command : commands_.TakeAll()) {
     if (domain_) command();  // Somebody may wait for its result.
   }
-  watcher_.reset();
   sender_.reset();
   exposures_.clear();
   source_registrations_.clear();
@@ -141,16 +148,12 @@ void Worker::Fence(RegionDescriptor exposure) {
   settling_.push_back({MonotonicNs() + kFenceSettleNs, std::move(exposure)});
 }
 
-void Worker::Watch(LayerCounter* counter) {
-  watcher_ = std::make_unique<LayerWatcher>(counter, [this] { commands_.Wake(); });
-}
-
 void Worker::Turn() {
   const std::vector<CommandQueue::Command> commands = commands_.TakeAll();
   for (const CommandQueue::Command& command : commands) command();
   const size_t num_completions = ReadCompletions();
   const int64_t now_ns = MonotonicNs();
-  sender_->Advance(watcher_ ? watcher_->counter() : nullptr, now_ns);
+  sender_->Advance(watcher_ != nullptr ? watcher_->counter() : nullptr, now_ns);
   immediates_->Expire(now_ns);
   EmitSettledFences(now_ns);
   if (num_completions > 0 || !commands.empty()) {
@@ -201,22 +204,24 @@ void Worker::EmitSettledFences(int64_t now_ns) {
 }
 
 void Worker::Wait(bool active) {
-  if (watcher_) {
+  if (watcher_ != nullptr) {
     const uint64_t next_tick = sender_->NextTick();
     watcher_->SetWanted(next_tick);
     if (watcher_->ticks() >= next_tick) return;
   }
   if (active || stopping_.load(std::memory_order_relaxed)) return;
-  if (domain_->wait_fd().has_value()) {
-    WaitOnDescriptors();
-  } else {
+  const std::vector<int> fds = domain_->wait_fds();
+  if (fds.empty()) {
     SleepInSteps();
+  } else {
+    WaitOnDescriptors(fds);
   }
 }
 
-void Worker::WaitOnDescriptors() {
+void Worker::WaitOnDescriptors(const std::vector<int>& fds) {
   if (!domain_->PrepareToWait()) return;
-  std::array<pollfd, 2> waited = {{{*domain_->wait_fd(), POLLIN, 0}, {commands_.wake_fd(), POLLIN, 0}}};
+  std::vector<pollfd> waited = {{commands_.wake_fd(), POLLIN, 0}};
+  for (const int fd : fds) waited.push_back({fd, POLLIN, 0});
   poll(waited.data(), waited.size(), sender_->MustRetry() ? kRetryWaitMs : kMaxWaitMs);
 }
 

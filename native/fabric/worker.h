@@ -1,8 +1,8 @@
 // The thread that owns the libfabric objects of one domain, and everything that moves data.
 //
-// Thread safety: Start, Stop, Call, Put and Wake from other threads; everything under "on the worker thread" from
-// commands alone. Lifetime: Stop is called once, by the destructor at the latest. `events`, `counters` and `immediates`
-// outlive the worker, and so does the memory that was registered.
+// Thread safety: Start and Stop from one thread; Call, Put and Wake from any; the rest from commands alone.
+// Lifetime: `events`, `counters` and `immediates` outlive the worker, and so does the memory that was registered. A
+//     worker whose Stop returned false must never be destroyed: its thread is still inside the provider.
 //
 // Invariants:
 //   1. The thread never waits longer than kMaxWaitMs, so deadlines are kept to that.
@@ -13,6 +13,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <map>
@@ -41,18 +42,23 @@ inline constexpr int64_t kFenceSettleNs = 1'000'000'000;
 class Worker {
  public:
   static constexpr int kMaxWaitMs = 50;
+  // Draining has a second; closing takes milliseconds.
+  static constexpr std::chrono::milliseconds kStopDeadline{5000};
 
   Worker(EventQueue* events, FabricCounters* counters, ImmediateTable* immediates)
       : events_(events), counters_(counters), immediates_(immediates) {}
-  ~Worker() { Stop(); }
+  ~Worker() { (void)Stop(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
   // Opens the domain on the new thread; returns when that is done.
   Status Start(const Provider& provider, const std::string& bind_host, uint64_t max_slice_bytes);
-  // Cancels, drains with a deadline, closes. No event is queued after it.
-  void Stop();
+  // Cancels, drains with a deadline, closes. No event is queued after it. False when the thread did not come back: the
+  // provider hangs (shm 1.17 waits for ever for a lock that a killed peer held). Calling it again changes nothing.
+  [[nodiscard]] bool Stop(std::chrono::milliseconds deadline = kStopDeadline);
 
+  // Ends a wait of the worker thread.
+  void Wake() { commands_.Wake(); }
   // Runs `command` on the worker thread soon. Capacity when too many are queued.
   Status Put(CommandQueue::Command command);
   // Runs `command` on the worker thread and returns what it returned; it owns what it captures, for it may run after a
@@ -66,7 +72,8 @@ class Worker {
   Status Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor);
   // Ends in Fenced. REQUIRES: `exposure` came from Expose and was not fenced.
   void Fence(RegionDescriptor exposure);
-  void Watch(LayerCounter* counter);
+  // `watcher` outlives the thread, and wakes it by Wake.
+  void Watch(LayerWatcher* watcher) { watcher_ = watcher; }
 
  private:
   struct SettlingFence {
@@ -81,7 +88,7 @@ class Worker {
   void EmitSettledFences(int64_t now_ns);
   // Returns when there may be something to do. `active`: this turn did something.
   void Wait(bool active);
-  void WaitOnDescriptors();
+  void WaitOnDescriptors(const std::vector<int>& fds);
   void SleepInSteps();
   void DrainAndClose();
 
@@ -100,11 +107,13 @@ class Worker {
   std::vector<SettlingFence> settling_;
   std::shared_ptr<const LocalRegion> zero_word_;
   std::unique_ptr<Sender> sender_;
-  std::unique_ptr<LayerWatcher> watcher_;
+  LayerWatcher* watcher_ = nullptr;
   int64_t active_ns_ = 0;  // The last turn that did something.
   int64_t sleep_ns_ = 0;   // The next sleep where there is no descriptor to wait on.
 
   std::thread thread_;
+  std::promise<void> thread_ended_;
+  bool is_abandoned_ = false;  // The thread did not come back.
 };
 
 }  // namespace pdserve::fabric

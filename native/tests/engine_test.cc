@@ -4,6 +4,7 @@
 
 #include <poll.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -94,6 +95,34 @@ void UnknownProviderAndHostAreRefused() {
   CHECK(!status.ok() && !engine);
 }
 
+// The events, counters and table of a worker that is left behind, as Engine leaves its DataPlane.
+struct LeftBehind {
+  EventQueue events;
+  FabricCounters counters;
+  ImmediateTable immediates{&events};
+  Worker worker{&events, &counters, &immediates};
+  std::atomic<bool> is_released{false};
+  std::atomic<bool> has_ended{false};
+};
+
+void WorkerThatHangsIsLeftBehindInBoundedTime() {
+  static LeftBehind* const left = new LeftBehind();
+  const Provider* provider;
+  CHECK(FindProvider("tcp", &provider).ok());
+  CHECK(left->worker.Start(*provider, "127.0.0.1", kMaxSliceBytes).ok());
+  CHECK(left->worker
+            .Put([] {
+              while (!left->is_released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+              left->has_ended = true;
+            })
+            .ok());
+  CHECK(!left->worker.Stop(std::chrono::milliseconds(50)));
+  CHECK(!left->worker.Stop());
+  CHECK(!left->worker.Put([] {}).ok());
+  left->is_released = true;
+  tests::WaitUntil([] { return left->has_ended.load(); });
+}
+
 }  // namespace
 }  // namespace pdserve::fabric
 
@@ -102,4 +131,5 @@ int main() {
   RUN(PushOfLayersLandsAndIsFlushed);
   RUN(ClosedEngineRefusesAndDoesNotHang);
   RUN(UnknownProviderAndHostAreRefused);
+  RUN(WorkerThatHangsIsLeftBehindInBoundedTime);
 }

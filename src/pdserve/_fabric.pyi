@@ -94,7 +94,10 @@ class Engine:
 
     def fileno(self) -> int: ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """
+        False when the worker thread hangs in the provider and was left behind.
+        """
 
     def watch(self, address: int, num_bytes: int) -> None: ...
 

@@ -154,8 +154,10 @@ class NativeFabric:
         return FabricStats(**{field: getattr(engine, field) for field in FabricStats.__struct_fields__})
 
     def close(self) -> None:
-        self._engine.close()
-        self._regions.clear()
+        if self._engine.close():
+            self._regions.clear()
+        else:
+            logger.error("fabric_close_hung provider=%s", self._provider)
 
     def _to_event(self, event: "NativeEvent") -> FabricEvent:
         native = self._module
