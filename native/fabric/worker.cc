@@ -29,6 +29,9 @@ constexpr int64_t kSpinNs = 20'000;
 constexpr int64_t kMinSleepNs = 20'000;
 constexpr int64_t kMaxSleepNs = 1'000'000;
 
+// With writes in flight the sleep stays well under the time of a window of 16 KiB pages (0.4 ms), or it would run dry.
+constexpr int64_t kMaxSleepInFlightNs = 50'000;
+
 constexpr size_t kBatchesPerTurn = 4;
 
 }  // namespace
@@ -229,7 +232,7 @@ void Worker::SleepInSteps() {
   pollfd waited = {commands_.wake_fd(), POLLIN, 0};
   const timespec timeout = {0, sleep_ns_};
   ppoll(&waited, 1, &timeout, nullptr);
-  sleep_ns_ = std::min(2 * sleep_ns_, kMaxSleepNs);
+  sleep_ns_ = std::min(2 * sleep_ns_, sender_->num_in_flight() > 0 ? kMaxSleepInFlightNs : kMaxSleepNs);
 }
 
 }  // namespace pdserve::fabric

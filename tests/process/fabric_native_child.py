@@ -8,7 +8,6 @@ import json
 import os
 import select
 import sys
-import time
 
 import msgspec
 import numpy as np
@@ -78,7 +77,7 @@ def be_initiator(fabric: NativeFabric, region: SharedRegion, task: Task) -> None
         )
         fabric.arm(push)
         while not fabric.poll():
-            time.sleep(0.001)
+            select.select([fabric.fileno()], [], [])
 
 
 def main() -> None:
