@@ -38,7 +38,8 @@ class HandoffFigures:
     prefill_s: float
     """From the start of the first prefill pass to the end of the last."""
     exposed_s: float
-    """From the end of the last prefill pass to the last landed write, when the request became schedulable."""
+    """From the end of the last prefill pass to the decode pass that the request joined: on an idle pair, the time to
+    land what was left, to hear of it, and to schedule."""
     landed_before_end_share: float
     """Of the writes (all of one size but the tail), those that had landed when the last prefill pass ended."""
     num_layer_pushes: int
@@ -77,6 +78,7 @@ def figures(trace: HandoffTrace) -> HandoffFigures:
     """Raises: `InternalError` when the request was not handed over."""
     prefills = [span for span in trace.track("passes") if span.name.startswith("prefill")]
     landings = [span.start_ns for span in trace.track("landings")]
+    joined_ns = max((span.end_ns for span in trace.track("queue") if span.name == "wait for a pass"), default=0)
     if not prefills or not landings:
         raise InternalError(f"{trace.request_id} was prefilled locally: there is no handoff to see")
     end_ns = max(span.end_ns for span in prefills)
@@ -86,7 +88,7 @@ def figures(trace: HandoffTrace) -> HandoffFigures:
         num_tokens=sum(span.num_tokens for span in prefills),
         num_writes=len(landings),
         prefill_s=(end_ns - prefills[0].start_ns) / 1e9,
-        exposed_s=max(0, max(landings) - end_ns) / 1e9,
+        exposed_s=max(0, joined_ns - end_ns) / 1e9,
         landed_before_end_share=sum(landing_ns <= end_ns for landing_ns in landings) / len(landings),
         num_layer_pushes=len(pushes),
         num_pushed_before_end=sum(any(push.start_ns < end for end in pass_ends) for push in pushes),
