@@ -19,6 +19,12 @@ def cluster_secret() -> str | None:
     return os.environ.get("PDSERVE_CLUSTER_SECRET") or None
 
 
+def keep_crash_handlers_ours() -> None:
+    """Set `IPATH_NO_BACKTRACE`, unless it is set: libfabric's psm providers, where a build has them, would take over
+    SIGSEGV and leave `*.btr` files in the working directory. Call before libfabric is loaded."""
+    os.environ.setdefault("IPATH_NO_BACKTRACE", "1")
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """Our environment with `changes`, for a process that we start."""
     return {**os.environ, **changes}

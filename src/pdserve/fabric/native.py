@@ -3,6 +3,7 @@
 import logging
 from typing import TYPE_CHECKING, assert_never
 
+from pdserve.config.environment import keep_crash_handlers_ours
 from pdserve.errors import FabricError
 from pdserve.fabric.port import (
     ExpectationExpired,
@@ -195,6 +196,7 @@ class NativeFabric:
 
 def _load():  # The inferred type is the module itself, so that its calls are checked.
     """The native module. Raises: `FabricError` when it was not built, or libfabric is not installed."""
+    keep_crash_handlers_ours()
     try:
         from pdserve import _fabric
     except ImportError as error:
