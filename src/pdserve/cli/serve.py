@@ -12,7 +12,8 @@ from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
 from pdserve.config.deployment import DeploymentRequest, place_workers
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment, require_free_port
 
-EXAMPLE_PROMPT = "Write three sentences about a lighthouse keeper and his cat."
+EXAMPLE_PROMPT = "Explain in two sentences why the sky is blue."
+"""One that the small default model answers well, greedily."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -81,7 +82,8 @@ async def _run(settings: DeploymentSettings) -> None:
 
 
 def example_curl(url: str) -> str:
-    body = {"model": "default", "stream": True, "messages": [{"role": "user", "content": EXAMPLE_PROMPT}]}
+    messages = [{"role": "user", "content": EXAMPLE_PROMPT}]
+    body = {"model": "default", "stream": True, "temperature": 0, "messages": messages}
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
