@@ -9,9 +9,8 @@ from typing import Any
 import aiohttp
 
 from pdserve.errors import InternalError, PdserveError
+from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import ns_to_seconds
-
-TRACE_HEADER = "X-Pdserve-Trace"
 
 
 @dataclass(slots=True, kw_only=True)

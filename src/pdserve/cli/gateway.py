@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
+from pdserve.cli.model import chosen_model
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import parse_cpus, parse_port, require_cpus
@@ -34,12 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn_if_open(arguments.host, environment.cluster_secret())
     if arguments.cpus:
         os.sched_setaffinity(0, arguments.cpus)
-    model_dir, model_name = arguments.model_dir, arguments.model_name
-    if model_dir is None:
-        from pdserve.model.source import resolve_model
-
-        source = resolve_model(arguments.model)
-        model_dir, model_name = str(source.dir), source.name
+    model_dir, model_name = chosen_model(arguments)
     settings = GatewaySettings(
         model_name=model_name,
         model_dir=Path(model_dir),

@@ -19,3 +19,16 @@ def run(arguments: argparse.Namespace) -> int:
     source = resolve_model(None)
     print(f"{source.name} is in {source.dir}")
     return 0
+
+
+def chosen_model(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Directory and name of the model to serve: as `pdserve serve` resolved it for its children, or resolved here.
+
+    Raises: `ConfigError` when it can't be had.
+    """
+    if arguments.model_dir is not None:
+        return arguments.model_dir, arguments.model_name
+    from pdserve.model.source import resolve_model
+
+    source = resolve_model(arguments.model)
+    return str(source.dir), source.name

@@ -80,7 +80,7 @@ def _settings(
             available_cpus=tuple(sorted(os.sched_getaffinity(0))[:2]),
         )
     )
-    # One thread everywhere: how a GEMM is split over threads decides its last bit.
+    # One thread everywhere: on torch's kernels, how a product is split over threads decides its last bit.
     return DeploymentSettings(
         model_dir=str(model_dir),
         model_name=model_name,

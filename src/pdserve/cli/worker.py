@@ -5,6 +5,7 @@ import asyncio
 import os
 
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
+from pdserve.cli.model import chosen_model
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
@@ -15,6 +16,7 @@ from pdserve.config.worker import (
     DEFAULT_LEASE_S,
     DEFAULT_MAX_RUNNING,
     DEFAULT_PAGE_SLOTS,
+    DEFAULT_SATURATION_TOKENS,
     HEARTBEATS_A_LEASE,
     PROVIDERS,
     WorkerSettings,
@@ -125,12 +127,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     if not arguments.join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
-    model_dir, model_name = arguments.model_dir, arguments.model_name
-    if model_dir is None:
-        from pdserve.model.source import resolve_model
-
-        source = resolve_model(arguments.model)
-        model_dir, model_name = str(source.dir), source.name
+    model_dir, model_name = chosen_model(arguments)
     return WorkerSettings(
         name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",
         role=Role(arguments.role),
@@ -146,7 +143,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         page_slots=arguments.page_slots,
         kv_tokens=arguments.kv_tokens,
         chunk_tokens=arguments.chunk_tokens,
-        saturation_tokens=min(64, arguments.chunk_tokens),
+        saturation_tokens=min(DEFAULT_SATURATION_TOKENS, arguments.chunk_tokens),
         max_running=arguments.max_running,
         lease_s=arguments.lease,
         heartbeat_s=arguments.lease / HEARTBEATS_A_LEASE,

@@ -23,10 +23,8 @@ from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.ids import RequestId
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant
+from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import seconds_to_ns
-
-TRACE_HEADER = "X-Pdserve-Trace"
-"""Set to `1`, the workers record the request's layers and pushes."""
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from mmap import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from pdserve.kv.layout import DTYPE_BYTES, KvLayout
+from pdserve.kv.layout import KvLayout
 
 
 def copy_tokens(
@@ -15,7 +15,7 @@ def copy_tokens(
 
     Shapes: `[layer][head][K,V][token][byte]`, the same whatever pages the tokens lie in. Cost: one copy of the KV.
     """
-    slot_bytes = layout.head_dim * DTYPE_BYTES[layout.dtype]
+    slot_bytes = layout.slot_bytes
     shape = (layout.num_layers, num_pages, layout.num_kv_heads, 2, layout.page_slots, slot_bytes)
     region_bytes = layout.region_bytes(num_pages)
     region = np.frombuffer(buffer, dtype=np.uint8, count=region_bytes).reshape(shape)

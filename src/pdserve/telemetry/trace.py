@@ -6,6 +6,9 @@ import msgspec
 
 from pdserve.ids import RequestId
 
+TRACE_HEADER = "X-Pdserve-Trace"
+"""HTTP header of a request: `1` has the workers record its layers and pushes."""
+
 MAX_TRACED_REQUESTS = 64
 MAX_SPANS = 65_536
 """Of one request: 700 tokens in 3 chunks of 30 layers are 180 spans; the bound is for traced requests of any length."""

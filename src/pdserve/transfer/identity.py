@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdserve.errors import LayoutMismatch
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.wire.peer import Message, PeerHello
@@ -31,13 +32,14 @@ def difference(ours: Identity, theirs: PeerHello, *, protocol_version: int) -> t
     pairs = [
         ("protocol_version", protocol_version, theirs.protocol_version),
         ("model_fingerprint", ours.model_fingerprint, theirs.model_fingerprint),
-        *(
-            (f"layout.{field}", getattr(ours.layout, field), getattr(theirs.layout, field))
-            for field in KvLayout.__struct_fields__
-        ),
-        ("tail_slot_bytes", ours.tail_slot_bytes, theirs.tail_slot_bytes),
     ]
     for field, our_value, their_value in pairs:
         if our_value != their_value:
             return field, str(our_value), str(their_value)
+    try:
+        ours.layout.require_equal(theirs.layout, peer=theirs.worker_id)
+    except LayoutMismatch as mismatch:
+        return f"layout.{mismatch.field}", str(mismatch.ours), str(mismatch.theirs)
+    if ours.tail_slot_bytes != theirs.tail_slot_bytes:
+        return "tail_slot_bytes", str(ours.tail_slot_bytes), str(theirs.tail_slot_bytes)
     return None

@@ -26,9 +26,6 @@ class Connections:
     def __contains__(self, peer: Incarnation) -> bool:
         return peer in self._channels
 
-    def __len__(self) -> int:
-        return len(self._channels)
-
     def add(self, peer: Incarnation, channel: PeerChannel) -> None:
         self._channels[peer] = channel
 

@@ -58,12 +58,7 @@ class GatewayLink:
         self._prefill_links = prefill_links
         self._session = session
         self._on_joined = on_joined
-        self._is_joined = False
         self._heartbeat_s = settings.heartbeat_s
-
-    @property
-    def is_joined(self) -> bool:
-        return self._is_joined
 
     async def run(self) -> None:
         """Keep the connection.
@@ -136,7 +131,6 @@ class GatewayLink:
 
     async def _serve(self, channel: Channel[GatewayToWorker]) -> None:
         """Serve until the connection ends; then nobody wants the requests that came over it."""
-        self._is_joined = True
         self._driver.to_gateway = lambda message: self._send(channel, message)
         self._on_joined()
         beats = asyncio.create_task(self._beat(channel))
@@ -148,7 +142,6 @@ class GatewayLink:
         finally:
             beats.cancel()
             self._send(channel, Leave(sender=self._driver.core.identity.incarnation))
-            self._is_joined = False
             self._driver.to_gateway = None
             with self._driver.event() as now_ns:
                 if self._driver.core.decode is not None:
