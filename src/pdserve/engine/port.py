@@ -4,28 +4,30 @@ from typing import Protocol
 
 import msgspec
 
-from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.shared_region import SharedRegion
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine process is started with."""
+    """What an engine is started with. Page and slot counts are of each rank, and equal on all."""
 
     model_dir: str
     num_pages: int
     page_slots: int
     num_tail_slots: int
     num_threads: int
+    """Of each rank."""
     cpus: tuple[int, ...] = ()
-    """Cores to pin the rank to; empty: not pinned."""
+    """Cores that the ranks share out among them; empty: not pinned."""
     dtype: str = "float32"
+    tensor_parallel_size: int = 1
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a started engine says of itself."""
 
-    layout: KvLayout
+    sharding: KvSharding
     num_pages: int
     num_tail_slots: int
     tail_slot_bytes: int
@@ -33,21 +35,26 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_model_len: int
     model_fingerprint: str
     """Hash of the config and the weights' identity: equal exactly when KV is exchangeable."""
-    pid: int
+    pids: tuple[int, ...]
+    """Of the rank processes, by rank."""
 
 
 class Engine(Protocol):
     """Lifetime: regions live until `close`."""
 
     info: EngineInfo
-    kv_region: SharedRegion
-    """`info.layout.region_bytes(info.num_pages)` bytes or more."""
+    kv_regions: tuple[SharedRegion, ...]
+    """By rank; `info.sharding.rank_layout.region_bytes(info.num_pages)` bytes each, and 64 spare bytes."""
     tail_region: SharedRegion
-    """`num_tail_slots * tail_slot_bytes` bytes or more."""
+    """Of rank 0: `num_tail_slots * tail_slot_bytes` bytes, and 64 spare bytes."""
     counter_region: SharedRegion
+    """Of rank 0: when it has ticked layer L, the KV of layer L is in the regions of all ranks."""
 
     async def run(self, batch: Batch) -> BatchResult:
-        """One pass. Requires: no other pass is running. Raises: `InternalError` when the rank died or failed."""
+        """One pass on all ranks. Requires: no other pass is running.
+
+        Raises: `InternalError` that names the rank, when one died or failed; the others are ended then.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -29,7 +29,7 @@ IMMEDIATE_GENERATION_BITS = 12
 
 
 class RegionSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One registration: `[start, start + num_bytes)` of a region, at `base` under `key`.
+    """One stretch `[start, start + num_bytes)` of a region, at `base`, registered with each NIC of the region.
 
     `base` is 0 where the provider wants offsets.
     """
@@ -37,14 +37,27 @@ class RegionSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     start: int
     num_bytes: int
     base: int
-    key: int
+    keys: tuple[int, ...]
+    """By NIC, as in `RegionDescriptor.nics`."""
 
 
 class RegionDescriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a peer needs to write into a region; sendable. Slices ascend and cover `[0, num_bytes)` without gaps."""
 
     num_bytes: int
+    nics: tuple[int, ...]
+    """Those of its owner's NICs that write to it at best, as indices into what its owner's `address` lists; not empty."""
     slices: tuple[RegionSlice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainGroup:
+    """NICs that are near each other, driven by one thread; see `pdserve.fabric.topology`."""
+
+    bind_hosts: tuple[str, ...]
+    """The local address of each NIC, for providers that are bound by address; one entry a NIC."""
+    cpus: tuple[int, ...] = ()
+    """Cores for the thread, of the NICs' NUMA node; empty: not pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +189,15 @@ class FabricStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fabric(Protocol):
-    """One domain: its regions, peers and counters. Threads: call from one thread; the data plane runs elsewhere."""
+    """All NICs of a worker, in domain groups: regions, peers and counters.
+
+    A region belongs to one group, whose NICs read from it and are written through. A push is striped over the NICs of
+    its source's group and of its target: write i goes over pair i modulo the number of pairs, which are as many as the
+    side with more NICs has, NIC p of one side with NIC p (modulo its number) of the other. Immediates are counted over
+    all NICs.
+
+    Threads: call from one thread; the data plane runs elsewhere, on one thread a group.
+    """
 
     @property
     def provider(self) -> str: ...
@@ -187,11 +208,14 @@ class Fabric(Protocol):
         ...
 
     def watch(self, counter: SharedRegion) -> None:
-        """Follow the layer counter in `counter` (see `pdserve.layer_counter`); at most one a fabric."""
+        """Follow the layer counter in `counter` (see `pdserve.layer_counter`) in all groups; at most one a fabric."""
         ...
 
-    def register(self, region: SharedRegion) -> RegionId:
-        """Make a region readable as a source. Lifetime: the region outlives the fabric. Raises: `FabricError`."""
+    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+        """Make a region readable as a source, with the NICs of one group.
+
+        Lifetime: the region outlives the fabric. Raises: `FabricError`.
+        """
         ...
 
     def expose(self, region_id: RegionId) -> RegionDescriptor:
@@ -226,10 +250,13 @@ class Fabric(Protocol):
         """Post no more of a push. Its one `PushEnded` still comes, after what was posted has ended."""
         ...
 
-    def flush(self, flush_id: FlushId, peer_id: FabricPeerId, target: RemoteRegionId, *, deadline_ns: int) -> None:
-        """Prove that what was posted to the peer was delivered; ends in `FlushEnded`.
+    def flush(
+        self, flush_id: FlushId, peer_id: FabricPeerId, targets: tuple[RemoteRegionId, ...], *, deadline_ns: int
+    ) -> None:
+        """Prove that what was posted to the peer was delivered; ends in one `FlushEnded`.
 
-        Writes one delivery-complete zero word to the last 8 bytes of `target`, which its owner keeps free for this.
+        Writes a delivery-complete zero word over every pair of NICs that leads to one of `targets`, to the last 8 bytes
+        of a target, which its owner keeps free for this. Requires: `targets` are all regions of the peer written to.
         """
         ...
 

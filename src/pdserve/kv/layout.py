@@ -2,6 +2,9 @@
 
 A region is `[layer][page][head][K,V][slot][dim]` (HND). The heads come before K/V and before the slots, so any range of
 heads of one page in one layer is one contiguous run of bytes (DESIGN section 4).
+
+With multi-head latent attention (MLA) a token has one latent vector for all heads, and no V: `[layer][page][slot][dim]`,
+which is the same with one head and one plane.
 """
 
 import msgspec
@@ -20,16 +23,18 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     head_dim: int
     page_slots: int
     dtype: str
+    num_planes: int = 2
+    """Vectors of one token in one head: K and V, or the latent alone."""
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one K (or V) vector of one head."""
+        """Bytes of one vector: K, V or latent of one token in one head."""
         return self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of K and V of one head of one page in one layer."""
-        return 2 * self.page_slots * self.slot_bytes
+        """Bytes of all planes of one head of one page in one layer."""
+        return self.num_planes * self.page_slots * self.slot_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -39,7 +44,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def token_bytes(self) -> int:
         """Bytes of KV of one token over all layers."""
-        return self.num_layers * self.num_kv_heads * 2 * self.slot_bytes
+        return self.num_layers * self.num_kv_heads * self.num_planes * self.slot_bytes
 
     def layer_bytes(self, num_pages: int) -> int:
         """Distance from a page in one layer to the same page in the next."""

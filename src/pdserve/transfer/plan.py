@@ -1,11 +1,69 @@
-"""Which pages a chunk completes, and how many writes a handoff consists of. The one place that knows.
+"""Which source rank writes which bytes of a page to which destination rank, and how many writes a handoff consists of.
 
-Both sides call it, so the receiver can count exactly (DESIGN section 4). A page goes over once: when a chunk completes
-it, or, incomplete, with the last chunk.
+The one place that knows. Both sides call it with both shardings, so the receiver can count exactly (DESIGN section 4). A
+page goes over once for each (source, destination) pair of ranks: when a chunk completes it, or, incomplete, with the last
+chunk.
+
+Where several source ranks hold the same heads, one of them serves a whole destination replica set, chosen by handoff id:
+within each run of as many handoffs as there are replicas every one is chosen once, in an order that a hash decides. So the
+load is even over any run of handoffs, and two streams of handoffs do not fall into step.
 """
 
-from pdserve.kv.layout import KvLayout
+from dataclasses import dataclass
+
+from pdserve.ids import HandoffId
+from pdserve.kv.shard import KvSharding
 from pdserve.units import div_ceil, div_exact
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPair:
+    """One run of heads, the same in every page and layer, from a source rank to a destination rank."""
+
+    source_rank: int
+    target_rank: int
+    source_offset: int
+    """Bytes from the start of a page of the source rank to the run."""
+    target_offset: int
+    run_bytes: int
+
+
+def rank_pairs(source: KvSharding, target: KvSharding, *, handoff_id: HandoffId) -> tuple[RankPair, ...]:
+    """Who writes what: every byte of a destination page is in the run of exactly one pair.
+
+    Requires: both shardings valid and of one layout. Cost: proportional to the pairs, at most `source.num_ranks +
+    target.num_ranks` of them for each destination replica.
+    """
+    head_bytes = source.layout.head_bytes
+    pairs: list[RankPair] = []
+    for target_set in range(target.num_replica_sets):
+        wanted = target.heads_of_set(target_set)
+        for source_set in _sets_with(source, wanted):
+            held = source.heads_of_set(source_set)
+            start, stop = max(wanted.start, held.start), min(wanted.stop, held.stop)
+            replica = _chosen_replica(
+                handoff_id, stream=target_set * source.num_replica_sets + source_set, num_replicas=source.num_replicas
+            )
+            pairs.extend(
+                RankPair(
+                    source_rank=source.ranks_of_set(source_set)[replica],
+                    target_rank=target_rank,
+                    source_offset=(start - held.start) * head_bytes,
+                    target_offset=(start - wanted.start) * head_bytes,
+                    run_bytes=(stop - start) * head_bytes,
+                )
+                for target_rank in target.ranks_of_set(target_set)
+            )
+    return tuple(pairs)
+
+
+def num_rank_pairs(source: KvSharding, target: KvSharding) -> int:
+    """As many as `rank_pairs` returns, whatever the handoff id."""
+    return target.num_replicas * sum(
+        len(_sets_with(source, target.heads_of_set(target_set))) for target_set in range(target.num_replica_sets)
+    )
 
 
 def pages_completed(*, start: int, stop: int, is_last: bool, page_slots: int) -> range:
@@ -22,9 +80,31 @@ def pages_to_write(*, num_held_tokens: int, num_prompt_tokens: int, page_slots: 
     return range(first, div_ceil(num_prompt_tokens - 1, page_slots))
 
 
-def num_writes(layout: KvLayout, *, num_held_tokens: int, num_prompt_tokens: int) -> int:
-    """Writes of a whole handoff: each page in each layer, and the tail."""
+def num_writes(source: KvSharding, target: KvSharding, *, num_held_tokens: int, num_prompt_tokens: int) -> int:
+    """Writes of a whole handoff: each page in each layer for each pair of ranks, and the tail."""
+    layout = target.layout
     pages = pages_to_write(
         num_held_tokens=num_held_tokens, num_prompt_tokens=num_prompt_tokens, page_slots=layout.page_slots
     )
-    return len(pages) * layout.num_layers + 1
+    return len(pages) * layout.num_layers * num_rank_pairs(source, target) + 1
+
+
+def _sets_with(sharding: KvSharding, heads: range) -> range:
+    """The replica sets that hold any of `heads`."""
+    return range(heads.start // sharding.heads_per_rank, div_ceil(heads.stop, sharding.heads_per_rank))
+
+
+def _chosen_replica(handoff_id: HandoffId, *, stream: int, num_replicas: int) -> int:
+    if num_replicas == 1:
+        return 0
+    round_index, position = divmod(handoff_id, num_replicas)
+    return (position + _mixed(round_index << 20 | stream)) % num_replicas
+
+
+def _mixed(value: int) -> int:
+    """A 64-bit hash: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
+    OOPSLA 2014, figure 17)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31

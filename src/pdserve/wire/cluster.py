@@ -14,7 +14,7 @@ from pdserve.wire.peer import Message
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How full a worker is; sent with each heartbeat."""
+    """How full one data parallel rank of a worker is; sent with each heartbeat."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -23,8 +23,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_free_pages: int = 0
     num_pages: int = 0
     num_quarantined_pages: int = 0
-    num_prefill_peers: int = 0
-    """Prefill workers that a decode worker is connected to."""
 
 
 class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -38,7 +36,8 @@ class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     model_fingerprint: str
     max_model_len: int
     lease_s: float
-    load: Load
+    loads: tuple[Load, ...]
+    """By data parallel rank; at least one."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -54,7 +53,10 @@ class JoinRefused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class WorkerHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     sender: Incarnation
-    load: Load
+    loads: tuple[Load, ...]
+    """By data parallel rank; as many as at the join."""
+    num_prefill_peers: int = 0
+    """Prefill workers that a decode worker is connected to."""
 
 
 class GatewayHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -80,6 +82,8 @@ class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     request_id: RequestId
     receiver: Incarnation
+    dp_rank: int
+    """The data parallel rank that decodes it."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     prefill: PrefillTarget | None

@@ -8,9 +8,9 @@ import msgspec
 
 from pdserve.fabric.port import RegionDescriptor
 from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, TailSlot, WorkerId
-from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -24,22 +24,30 @@ class Addressed(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     receiver: Incarnation
 
 
+class RankRegions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to write for one data parallel rank, under keys made for one peer alone."""
+
+    kv: tuple[RegionDescriptor, ...]
+    """By tensor parallel rank."""
+    tail: RegionDescriptor
+
+
 class PeerHello(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     protocol_version: int
     worker_id: WorkerId
     incarnation: Incarnation
     model_fingerprint: str
-    layout: KvLayout
+    sharding: KvSharding
     num_pages: int
+    """Of each data parallel rank."""
     tail_slot_bytes: int
     heartbeat_s: float
     """The sender sends at least one message in this time; silence for `lease_s` is death."""
     lease_s: float
     fabric_provider: str
     fabric_address: bytes
-    kv: RegionDescriptor | None = None
-    """The decode side's regions, under keys made for this peer alone; the prefill side gives none."""
-    tail: RegionDescriptor | None = None
+    regions: tuple[RankRegions, ...] = ()
+    """The decode side's, by data parallel rank; the prefill side gives none."""
 
 
 class PeerRefused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -55,6 +63,8 @@ class Grant(Addressed, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     handoff_id: HandoffId
     request_id: RequestId
+    dp_rank: int
+    """The data parallel rank whose pages and tail slot these are."""
     token_ids: tuple[int, ...]
     num_held_tokens: int
     """Leading tokens whose KV the decode side has; a multiple of `page_slots`."""
