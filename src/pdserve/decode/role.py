@@ -1,4 +1,4 @@
-"""The decode role of a worker: every request from `Generate` to its one ending (rule H7). Sans-IO."""
+"""The decode role of one data parallel rank: every request from `Generate` to its one ending (rule H7). Sans-IO."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -41,6 +41,7 @@ class DecodeRole:
         self,
         *,
         incarnation: Incarnation,
+        dp_rank: int = 0,
         receiver: Receiver,
         scheduler: Scheduler,
         pool: PagePool,
@@ -51,11 +52,14 @@ class DecodeRole:
         needs_prefill_worker: bool = False,
         on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None,
     ) -> None:
-        """`needs_prefill_worker`: prompts are prefilled here for want of one alone, unless they have one token.
+        """`receiver` is the worker's; `scheduler` and `pool` are of data parallel rank `dp_rank`.
+
+        `needs_prefill_worker`: prompts are prefilled here for want of one alone, unless they have one token.
 
         `on_prefilled(request, page_indices)` sees the pages of a prompt when they are whole: for verification.
         """
         self._incarnation = incarnation
+        self._dp_rank = dp_rank
         self._receiver = receiver
         self._scheduler = scheduler
         self._pool = pool
@@ -130,7 +134,7 @@ class DecodeRole:
 
     def advance(self, *, now_ns: int) -> None:
         """Apply what the receiver has to say, then start what waits for pages. Call after each event."""
-        for outcome in self._receiver.take_outcomes():
+        for outcome in self._receiver.take_outcomes(self._dp_rank):
             match outcome:
                 case HandoffLanded():
                     self._landed(outcome, now_ns=now_ns)
@@ -190,7 +194,7 @@ class DecodeRole:
         if request.local_reason is None and target is not None:
             if not self._receiver.is_connected(target.incarnation):
                 request.local_reason = LocalReason.NO_PREFILL_WORKER
-            elif not self._receiver.accepts_handoffs:
+            elif not self._receiver.accepts_handoffs(self._dp_rank):
                 request.local_reason = LocalReason.QUARANTINE
             elif len(request.generate.prompt_token_ids) < 2:
                 request.local_reason = LocalReason.ROUTED
@@ -212,6 +216,7 @@ class DecodeRole:
                 request_id=request.request_id,
                 token_ids=token_ids,
                 peer=peer,
+                dp_rank=self._dp_rank,
                 now_ns=now_ns,
                 timeout_s=self._handoff_timeout_s(request, now_ns),
                 traced=request.generate.traced,

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from pdserve.errors import LayoutMismatch
 from pdserve.ids import Incarnation, WorkerId
-from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.wire.peer import Message, PeerHello
 
 
@@ -16,7 +16,7 @@ class Identity:
     worker_id: WorkerId
     incarnation: Incarnation
     model_fingerprint: str
-    layout: KvLayout
+    sharding: KvSharding
     num_pages: int
     tail_slot_bytes: int
 
@@ -28,7 +28,10 @@ class Outbox(Protocol):
 
 
 def difference(ours: Identity, theirs: PeerHello, *, protocol_version: int) -> tuple[str, str, str] | None:
-    """`(field, ours, theirs)` of the first thing in which the two sides can't work together, or None."""
+    """`(field, ours, theirs)` of the first thing in which the two sides can't work together, or None.
+
+    The number of ranks may differ, as long as it divides the heads.
+    """
     pairs = [
         ("protocol_version", protocol_version, theirs.protocol_version),
         ("model_fingerprint", ours.model_fingerprint, theirs.model_fingerprint),
@@ -37,9 +40,11 @@ def difference(ours: Identity, theirs: PeerHello, *, protocol_version: int) -> t
         if our_value != their_value:
             return field, str(our_value), str(their_value)
     try:
-        ours.layout.require_equal(theirs.layout, peer=theirs.worker_id)
+        ours.sharding.layout.require_equal(theirs.sharding.layout, peer=theirs.worker_id)
     except LayoutMismatch as mismatch:
         return f"layout.{mismatch.field}", str(mismatch.ours), str(mismatch.theirs)
+    if theirs.sharding.problem is not None:
+        return "tensor_parallel_size", str(ours.sharding.num_ranks), theirs.sharding.problem
     if ours.tail_slot_bytes != theirs.tail_slot_bytes:
         return "tail_slot_bytes", str(ours.tail_slot_bytes), str(theirs.tail_slot_bytes)
     return None

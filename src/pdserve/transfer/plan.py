@@ -1,12 +1,12 @@
 """Which source rank writes which bytes of a page to which destination rank, and how many writes a handoff consists of.
 
-The one place that knows. Both sides call it with both shardings, so the receiver can count exactly (DESIGN section 4). A
-page goes over once for each (source, destination) pair of ranks: when a chunk completes it, or, incomplete, with the last
-chunk.
+The one place that knows. Both sides call it with both shardings, so the receiver can count exactly (DESIGN section 4).
+A page goes over once for each (source, destination) pair of ranks: when a chunk completes it, or, incomplete, with the
+last chunk.
 
-Where several source ranks hold the same heads, one of them serves a whole destination replica set, chosen by handoff id:
-within each run of as many handoffs as there are replicas every one is chosen once, in an order that a hash decides. So the
-load is even over any run of handoffs, and two streams of handoffs do not fall into step.
+Where several source ranks hold the same heads, one of them serves a whole destination replica set, chosen by handoff
+id: within each run of as many handoffs as there are replicas every one is chosen once, in an order that a hash decides.
+So the load is even over any run of handoffs, and two streams of handoffs do not fall into step.
 """
 
 from dataclasses import dataclass

@@ -4,20 +4,20 @@ Rules by construction: H1 (only `Landed` hands pages on), H2 (pages leave on ent
 another incarnation is counted and dropped), H5 (an immediate is forgotten, then released), H6 (bounds and deadlines).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pdserve.errors import CapacityError, HandoffError, HandoffTimeout, InternalError, PeerLost
-from pdserve.fabric.port import ExpectationExpired, Fabric, Fenced, Landed, RegionDescriptor, RegionId
+from pdserve.fabric.port import ExpectationExpired, Fabric, Fenced, Landed, RegionDescriptor
 from pdserve.ids import HandoffId, Immediate, Incarnation, PageIndex, RequestId, TailSlot, WorkerId
-from pdserve.kv.layout import KvLayout
-from pdserve.kv.pages import PagePool
+from pdserve.kv.shard import KvSharding
+from pdserve.transfer.destination import Destination, exposures_of
 from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
 from pdserve.transfer.identity import Outbox
-from pdserve.transfer.immediates import ImmediatePool, SlotPool
+from pdserve.transfer.immediates import ImmediatePool
 from pdserve.transfer.plan import num_writes, pages_to_write
 from pdserve.units import ns_to_seconds, seconds_to_ns
-from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped
+from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped, RankRegions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class ReceiverLimits:
     max_handoffs: int = 1024
     """Handoffs in any state but CLOSED; bounds immediates, tail slots and the table."""
     max_quarantined_share: float = 0.5
-    """Over this share of the pool in quarantine no new handoff is opened: the request prefills locally (H2, H6)."""
+    """Over this share of a rank's pool in quarantine no handoff is opened: the request prefills locally (H2, H6)."""
     cancel_timeout_s: float = 10.0
     """A peer that does not confirm a cancel for so long is dropped, which leads to its fence."""
 
@@ -58,6 +58,7 @@ class _Session:
 
     worker_id: WorkerId
     incarnation: Incarnation
+    sharding: KvSharding
     exposures: list[RegionDescriptor]
     lost: bool = False
     handoffs: set[HandoffId] = field(default_factory=set[HandoffId])
@@ -68,6 +69,7 @@ class _Handoff:
     handoff_id: HandoffId
     request_id: RequestId
     peer: Incarnation
+    dp_rank: int
     page_indices: list[PageIndex]
     immediate: Immediate
     tail_slot: TailSlot
@@ -83,53 +85,52 @@ class Receiver:
         self,
         *,
         incarnation: Incarnation,
-        layout: KvLayout,
-        pool: PagePool,
+        sharding: KvSharding,
+        destinations: Sequence[Destination],
         fabric: Fabric,
-        kv_region: RegionId,
-        tail_region: RegionId,
-        num_tail_slots: int,
         outbox: Outbox,
         drop_peer: Callable[[Incarnation, str], None],
         limits: ReceiverLimits,
     ) -> None:
-        """`drop_peer(incarnation, why)` closes the control connection; `peer_lost` must follow."""
+        """`destinations` by data parallel rank, each sharded as `sharding`.
+
+        `drop_peer(incarnation, why)` closes the control connection; `peer_lost` must follow.
+        """
         self._incarnation = incarnation
-        self._layout = layout
-        self._pool = pool
+        self._sharding = sharding
+        self._destinations = tuple(destinations)
         self._fabric = fabric
-        self._regions = (kv_region, tail_region)
         self._outbox = outbox
         self._drop_peer = drop_peer
         self._limits = limits
         self._immediates = ImmediatePool(num_slots=limits.max_handoffs)
-        self._tail_slots = SlotPool(num_slots=min(num_tail_slots, limits.max_handoffs), noun="tail slot")
         self._sessions: dict[Incarnation, _Session] = {}
         self._handoffs: dict[HandoffId, _Handoff] = {}
         self._by_immediate: dict[Immediate, _Handoff] = {}
         self._next_handoff_id = 1
-        self._outcomes: list[Outcome] = []
+        self._outcomes: tuple[list[Outcome], ...] = tuple([] for _ in self._destinations)
         self.num_stale_messages = 0
 
     # Peers
 
-    def expose(self) -> tuple[RegionDescriptor, RegionDescriptor]:
-        """The KV and tail regions under keys for one peer; give them back with `peer_joined` or `withdraw`."""
-        kv_region, tail_region = self._regions
-        return self._fabric.expose(kv_region), self._fabric.expose(tail_region)
+    def expose(self) -> tuple[RankRegions, ...]:
+        """All regions under keys for one peer; give them back with `peer_joined` or `withdraw`."""
+        return tuple(destination.expose(self._fabric) for destination in self._destinations)
 
-    def withdraw(self, exposures: tuple[RegionDescriptor, RegionDescriptor]) -> None:
+    def withdraw(self, regions: tuple[RankRegions, ...]) -> None:
         """The handshake failed: nobody may use the keys."""
-        for exposure in exposures:
+        for exposure in exposures_of(regions):
             self._fabric.fence(exposure)
 
     def peer_joined(
-        self, *, worker_id: WorkerId, incarnation: Incarnation, exposures: tuple[RegionDescriptor, RegionDescriptor]
+        self, *, worker_id: WorkerId, incarnation: Incarnation, sharding: KvSharding, regions: tuple[RankRegions, ...]
     ) -> None:
-        """Requires: `can_join(incarnation)`."""
+        """`sharding` is the peer's. Requires: `can_join(incarnation)`, a handshake without `difference`."""
         if not self.can_join(incarnation):
             raise InternalError(f"peer {worker_id} joined again before its last session was fenced")
-        self._sessions[incarnation] = _Session(worker_id=worker_id, incarnation=incarnation, exposures=list(exposures))
+        self._sessions[incarnation] = _Session(
+            worker_id=worker_id, incarnation=incarnation, sharding=sharding, exposures=exposures_of(regions)
+        )
 
     def peer_lost(self, incarnation: Incarnation) -> None:
         """Fences the peer; its handoffs fail now, their pages wait for the fence."""
@@ -162,23 +163,24 @@ class Receiver:
         request_id: RequestId,
         token_ids: tuple[int, ...],
         peer: Incarnation,
+        dp_rank: int = 0,
         now_ns: int,
         timeout_s: float,
         traced: bool,
     ) -> HandoffId:
         """Take pages, immediate and tail slot, expect the writes, send the grant.
 
-        Requires: at least two tokens, `is_connected(peer)`, `accepts_handoffs`.
+        Requires: at least two tokens, `is_connected(peer)`, `accepts_handoffs(dp_rank)`.
         Raises: `CapacityError` when something is short; nothing changed then.
         """
         session = self._sessions[peer]
         positions = pages_to_write(
-            num_held_tokens=0, num_prompt_tokens=len(token_ids), page_slots=self._layout.page_slots
+            num_held_tokens=0, num_prompt_tokens=len(token_ids), page_slots=self._sharding.layout.page_slots
         )
-        handoff = self._take(request_id, session, num_pages=len(positions), now_ns=now_ns)
+        handoff = self._take(request_id, session, dp_rank, num_pages=len(positions), now_ns=now_ns)
         self._fabric.expect(
             handoff.immediate,
-            num_writes(self._layout, num_held_tokens=0, num_prompt_tokens=len(token_ids)),
+            num_writes(session.sharding, self._sharding, num_held_tokens=0, num_prompt_tokens=len(token_ids)),
             deadline_ns=now_ns + seconds_to_ns(timeout_s),
             record_arrivals=traced,
         )
@@ -189,6 +191,7 @@ class Receiver:
                 receiver=peer,
                 handoff_id=handoff.handoff_id,
                 request_id=request_id,
+                dp_rank=dp_rank,
                 token_ids=token_ids,
                 num_held_tokens=0,
                 page_indices=tuple(handoff.page_indices),
@@ -251,16 +254,18 @@ class Receiver:
                 handoff.cancel_deadline_ns = None
                 self._drop_peer(handoff.peer, f"no answer to the cancel of handoff {handoff.handoff_id}")
 
-    def take_outcomes(self) -> list[Outcome]:
-        outcomes, self._outcomes = self._outcomes, []
+    def take_outcomes(self, dp_rank: int = 0) -> list[Outcome]:
+        """What became of the handoffs of one data parallel rank since the last call."""
+        outcomes = self._outcomes[dp_rank][:]
+        self._outcomes[dp_rank].clear()
         return outcomes
 
     # Figures
 
-    @property
-    def accepts_handoffs(self) -> bool:
-        """False while too much of the pool is in quarantine; requests prefill locally then."""
-        return self.num_quarantined_pages <= self._limits.max_quarantined_share * self._pool.num_pages
+    def accepts_handoffs(self, dp_rank: int = 0) -> bool:
+        """False while too much of the rank's pool is in quarantine; requests prefill locally then."""
+        num_pages = self._destinations[dp_rank].pool.num_pages
+        return self.num_quarantined_pages(dp_rank) <= self._limits.max_quarantined_share * num_pages
 
     @property
     def num_open(self) -> int:
@@ -271,29 +276,29 @@ class Receiver:
         """Connected prefill workers."""
         return sum(not session.lost for session in self._sessions.values())
 
-    @property
-    def num_quarantined_pages(self) -> int:
-        """Pages that nobody wants, but somebody may still write to."""
+    def num_quarantined_pages(self, dp_rank: int = 0) -> int:
+        """Pages of the rank that nobody wants, but somebody may still write to."""
         unwanted = (ReceiverState.CANCELLING, ReceiverState.QUARANTINED)
-        return sum(len(handoff.page_indices) for handoff in self._handoffs.values() if handoff.state in unwanted)
+        return sum(
+            len(handoff.page_indices)
+            for handoff in self._handoffs.values()
+            if handoff.state in unwanted and handoff.dp_rank == dp_rank
+        )
 
     # Inside
 
     def _is_current(self, peer: Incarnation, message: Addressed) -> bool:
         return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
 
-    def _take(self, request_id: RequestId, session: _Session, *, num_pages: int, now_ns: int) -> _Handoff:
-        tail_slot = TailSlot(self._tail_slots.allocate())
-        try:
-            page_indices = self._pool.allocate(num_pages)
-        except CapacityError:
-            self._tail_slots.release(tail_slot)
-            raise
-        # As many immediates as max_handoffs, at least as many as tail slots: one is free when a tail slot was.
+    def _take(self, request_id: RequestId, session: _Session, dp_rank: int, *, num_pages: int, now_ns: int) -> _Handoff:
+        if not self._immediates.num_free:
+            raise CapacityError(f"all {self._limits.max_handoffs} immediates are in use", retry_after_s=1.0)
+        page_indices, tail_slot = self._destinations[dp_rank].take(num_pages)
         handoff = _Handoff(
             handoff_id=HandoffId(self._next_handoff_id),
             request_id=request_id,
             peer=session.incarnation,
+            dp_rank=dp_rank,
             page_indices=page_indices,
             immediate=self._immediates.allocate(),
             tail_slot=tail_slot,
@@ -331,13 +336,13 @@ class Receiver:
         handoff.state = after
         delivers = before is ReceiverState.GRANTED and landed is not None
         if before is ReceiverState.GRANTED and error is not None:
-            self._outcomes.append(
+            self._outcomes[handoff.dp_rank].append(
                 HandoffFailed(request_id=handoff.request_id, handoff_id=handoff.handoff_id, error=error)
             )
         if after is ReceiverState.CLOSED:
             self._close(handoff, delivers_pages=delivers)
         if delivers and landed is not None:
-            self._outcomes.append(
+            self._outcomes[handoff.dp_rank].append(
                 HandoffLanded(
                     request_id=handoff.request_id,
                     handoff_id=handoff.handoff_id,
@@ -350,9 +355,10 @@ class Receiver:
     def _close(self, handoff: _Handoff, *, delivers_pages: bool) -> None:
         self._fabric.forget(handoff.immediate)
         self._immediates.release(handoff.immediate)
-        self._tail_slots.release(handoff.tail_slot)
+        destination = self._destinations[handoff.dp_rank]
+        destination.release_tail_slot(handoff.tail_slot)
         if not delivers_pages:
-            self._pool.release(handoff.page_indices)
+            destination.pool.release(handoff.page_indices)
         del self._handoffs[handoff.handoff_id]
         del self._by_immediate[handoff.immediate]
         session = self._sessions.get(handoff.peer)

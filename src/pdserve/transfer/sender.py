@@ -7,8 +7,7 @@ or the last chunk's pass, which `pass_ended` reports).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import count
 
 from pdserve.errors import InternalError, RemoteProtocolError
 from pdserve.fabric.port import (
@@ -21,17 +20,16 @@ from pdserve.fabric.port import (
     PushEnded,
     PushId,
     PushOutcome,
-    RegionId,
-    RemoteRegionId,
     SingleWrite,
 )
 from pdserve.ids import HandoffId, Incarnation, TailSlot, WorkerId
-from pdserve.kv.layout import KvLayout
 from pdserve.layer_counter import first_tick, ticks_per_pass
 from pdserve.transfer.grant import contradiction
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
 from pdserve.transfer.identity import Outbox
-from pdserve.transfer.plan import pages_completed
+from pdserve.transfer.plan import RankPair, pages_completed, rank_pairs
+from pdserve.transfer.source import Source
+from pdserve.transfer.target import Target, attach_targets
 from pdserve.units import seconds_to_ns
 from pdserve.wire.peer import Addressed, Grant, HandoffStopped, PeerHello
 
@@ -46,11 +44,12 @@ HandoffKey = tuple[Incarnation, HandoffId]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedLayers:
-    """The instants of one chunk's push, for the trace; the tail is a push of one layer."""
+    """The instants of one push of a chunk, from a rank to a rank, for the trace; the tail is a push of one layer."""
 
     grant: Grant
-    num_pages: int
-    """0: the tail."""
+    is_tail: bool
+    layer_bytes: int
+    """Written for each layer."""
     layers: tuple[LayerTimes, ...]
 
 
@@ -60,12 +59,13 @@ class _Session:
 
     worker_id: WorkerId
     incarnation: Incarnation
-    peer_id: FabricPeerId
-    kv: RemoteRegionId
-    tail: RemoteRegionId
-    num_pages: int
-    tail_region_bytes: int
+    targets: tuple[Target, ...]
+    """By data parallel rank; at least one."""
     handoffs: set[HandoffId] = field(default_factory=set[HandoffId])
+
+    @property
+    def peer_id(self) -> FabricPeerId:
+        return self.targets[0].peer_id
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +76,10 @@ class _Handoff:
     state: SenderState = SenderState.QUEUED
     in_pass: bool = False
     """A pass that fills its pages runs now."""
-    outstanding: dict[PushId, int] = field(default_factory=dict[PushId, int])
-    """Armed pushes and their page counts."""
+    target: Target
+    pairs: tuple[RankPair, ...]
+    outstanding: dict[PushId, PagePush | SingleWrite] = field(default_factory=dict[PushId, PagePush | SingleWrite])
+    """Armed pushes that have not ended."""
     reason: str = "cancelled"
 
 
@@ -88,30 +90,22 @@ class Sender:
         self,
         *,
         incarnation: Incarnation,
-        layout: KvLayout,
-        num_pages: int,
-        tail_slot_bytes: int,
+        source: Source,
         fabric: Fabric,
-        kv_region: RegionId,
-        tail_region: RegionId,
         outbox: Outbox,
         drop_peer: Callable[[Incarnation, str], None],
     ) -> None:
         """`drop_peer(incarnation, why)` closes the control connection; `peer_lost` must follow."""
         self._incarnation = incarnation
-        self._layout = layout
-        self._num_pages = num_pages
-        self._tail_slot_bytes = tail_slot_bytes
+        self._source = source
         self._fabric = fabric
-        self._kv_region = kv_region
-        self._tail_region = tail_region
         self._outbox = outbox
         self._drop_peer = drop_peer
         self._sessions: dict[Incarnation, _Session] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._by_push: dict[PushId, _Handoff] = {}
         self._flushes: dict[FlushId, tuple[_Session, HandoffId]] = {}
-        self._next_push_id = 1
+        self._push_ids = map(PushId, count(1))
         self._next_flush_id = 1
         self._closed: list[tuple[HandoffKey, Grant]] = []
         self._pushed: list[PushedLayers] = []
@@ -120,24 +114,16 @@ class Sender:
     # Peers
 
     def peer_joined(self, hello: PeerHello) -> None:
-        """Requires: `not is_connected`. Raises: `RemoteProtocolError` (no usable regions), `FabricError` (address)."""
+        """Requires: `not is_connected`, a handshake without `difference`.
+
+        Raises: `RemoteProtocolError` (no usable regions), `FabricError` (address or regions malformed).
+        """
         if self.is_connected(hello.incarnation):
             raise InternalError(f"peer {hello.worker_id} joined again before its last session was lost")
-        if hello.kv is None or hello.tail is None:
-            raise RemoteProtocolError("a decode worker must offer its KV and tail regions", peer=hello.worker_id)
-        if hello.kv.num_bytes < self._layout.region_bytes(hello.num_pages):
-            raise RemoteProtocolError(
-                f"{hello.num_pages} pages do not fit the offered {hello.kv.num_bytes} bytes", peer=hello.worker_id
-            )
-        peer_id = self._fabric.connect(hello.fabric_address)
         self._sessions[hello.incarnation] = _Session(
             worker_id=hello.worker_id,
             incarnation=hello.incarnation,
-            peer_id=peer_id,
-            kv=self._fabric.attach(peer_id, hello.kv),
-            tail=self._fabric.attach(peer_id, hello.tail),
-            num_pages=hello.num_pages,
-            tail_region_bytes=hello.tail.num_bytes,
+            targets=attach_targets(self._fabric, hello, tail_slot_bytes=self._source.tail_slot_bytes),
         )
 
     def peer_lost(self, incarnation: Incarnation) -> list[HandoffKey]:
@@ -169,7 +155,9 @@ class Sender:
         session = self._sessions[peer]
         self._check(session, grant)
         key = (peer, grant.handoff_id)
-        self._handoffs[key] = _Handoff(key=key, session=session, grant=grant)
+        target = session.targets[grant.dp_rank]
+        pairs = rank_pairs(self._source.sharding, target.sharding, handoff_id=grant.handoff_id)
+        self._handoffs[key] = _Handoff(key=key, session=session, grant=grant, target=target, pairs=pairs)
         session.handoffs.add(grant.handoff_id)
         return key
 
@@ -198,16 +186,12 @@ class Sender:
         if handoff.state not in (SenderState.QUEUED, SenderState.PUSHING):
             return
         self._apply(handoff, SenderEvent.ARM if tail_slot is None else SenderEvent.SEAL)
-        positions = pages_completed(
-            start=start, stop=stop, is_last=tail_slot is not None, page_slots=self._layout.page_slots
-        )
-        held_pages = handoff.grant.num_held_tokens // self._layout.page_slots
-        positions = range(max(positions.start, held_pages), positions.stop)
-        tick = first_tick(pass_index=pass_index, num_layers=self._layout.num_layers)
-        if len(positions):
-            self._arm_pages(handoff, positions, page_indices, first_tick=tick)
+        layout = self._source.sharding.layout
+        tick = first_tick(pass_index=pass_index, num_layers=layout.num_layers)
+        positions = pages_completed(start=start, stop=stop, is_last=tail_slot is not None, page_slots=layout.page_slots)
+        self._arm_pages(handoff, positions, page_indices, tick=tick)
         if tail_slot is not None:
-            self._arm_tail(handoff, tail_slot, tick=tick + ticks_per_pass(self._layout.num_layers))
+            self._arm_tail(handoff, tail_slot, tick=tick + ticks_per_pass(layout.num_layers))
 
     def pass_ended(self, key: HandoffKey, *, now_ns: int) -> None:
         """The pass of the last `arm` is over. Every pass that was armed is reported."""
@@ -245,8 +229,8 @@ class Sender:
         handoff = self._by_push.pop(event.push_id, None)
         if handoff is None:
             return None
-        num_pages = handoff.outstanding.pop(event.push_id)
-        self._pushed.append(PushedLayers(grant=handoff.grant, num_pages=num_pages, layers=event.layers))
+        push = handoff.outstanding.pop(event.push_id)
+        self._pushed.append(_pushed(handoff.grant, push, event))
         must_withdraw = event.outcome is PushOutcome.FAILED and self._stop(
             handoff, SenderEvent.PUSH_FAILED, f"a write failed with errno {event.errno}"
         )
@@ -293,69 +277,51 @@ class Sender:
         return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
 
     def _check(self, session: _Session, grant: Grant) -> None:
-        problem = contradiction(
-            grant,
-            page_slots=self._layout.page_slots,
-            num_pages=session.num_pages,
-            num_tail_slots=session.tail_region_bytes // self._tail_slot_bytes,
-        )
+        problem = f"data parallel rank {grant.dp_rank} is outside [0, {len(session.targets)})"
+        if 0 <= grant.dp_rank < len(session.targets):
+            problem = contradiction(
+                grant,
+                page_slots=self._source.sharding.layout.page_slots,
+                num_pages=session.targets[grant.dp_rank].num_pages,
+                num_tail_slots=session.targets[grant.dp_rank].num_tail_slots,
+            )
         if grant.handoff_id in session.handoffs:
             problem = "it was granted before"
         if problem is not None:
             raise RemoteProtocolError(f"grant {grant.handoff_id} is malformed: {problem}", peer=session.worker_id)
 
-    def _arm_pages(
-        self, handoff: _Handoff, positions: range, page_indices: tuple[int, ...], *, first_tick: int
-    ) -> None:
-        grant, session, layout = handoff.grant, handoff.session, self._layout
-        held_pages = grant.num_held_tokens // layout.page_slots
-        self._submit(
-            handoff,
-            PagePush(
-                push_id=self._new_push_id(),
-                peer_id=session.peer_id,
-                source=self._kv_region,
-                target=session.kv,
-                immediate=grant.immediate,
-                source_pages=np.array([page_indices[p] for p in positions], dtype=np.uint32),
-                target_pages=np.array([grant.page_indices[p - held_pages] for p in positions], dtype=np.uint32),
-                num_layers=layout.num_layers,
-                run_bytes=layout.page_bytes,
-                source_page_bytes=layout.page_bytes,
-                target_page_bytes=layout.page_bytes,
-                source_layer_bytes=layout.layer_bytes(self._num_pages),
-                target_layer_bytes=layout.layer_bytes(session.num_pages),
-                first_tick=first_tick,
-            ),
-            num_pages=len(positions),
+    def _arm_pages(self, handoff: _Handoff, positions: range, page_indices: tuple[int, ...], *, tick: int) -> None:
+        grant = handoff.grant
+        held_pages = grant.num_held_tokens // self._source.sharding.layout.page_slots
+        start, stop = max(positions.start, held_pages), positions.stop
+        if start >= stop:
+            return
+        pushes = self._source.page_pushes(
+            handoff.target,
+            handoff.pairs,
+            push_ids=self._push_ids,
+            immediate=grant.immediate,
+            source_pages=page_indices[start:stop],
+            target_pages=grant.page_indices[start - held_pages : stop - held_pages],
+            first_tick=tick,
         )
+        for push in pushes:
+            self._submit(handoff, push)
 
     def _arm_tail(self, handoff: _Handoff, tail_slot: TailSlot, *, tick: int) -> None:
-        grant, session = handoff.grant, handoff.session
-        self._submit(
-            handoff,
-            SingleWrite(
-                push_id=self._new_push_id(),
-                peer_id=session.peer_id,
-                source=self._tail_region,
-                target=session.tail,
-                immediate=grant.immediate,
-                source_offset=tail_slot * self._tail_slot_bytes,
-                target_offset=grant.tail_slot * self._tail_slot_bytes,
-                num_bytes=self._tail_slot_bytes,
-                tick=tick,
-            ),
-            num_pages=0,
+        tail = self._source.tail_write(
+            handoff.target,
+            push_id=next(self._push_ids),
+            immediate=handoff.grant.immediate,
+            source_slot=tail_slot,
+            target_slot=handoff.grant.tail_slot,
+            tick=tick,
         )
+        self._submit(handoff, tail)
 
-    def _new_push_id(self) -> PushId:
-        push_id = PushId(self._next_push_id)
-        self._next_push_id += 1
-        return push_id
-
-    def _submit(self, handoff: _Handoff, push: PagePush | SingleWrite, *, num_pages: int) -> None:
+    def _submit(self, handoff: _Handoff, push: PagePush | SingleWrite) -> None:
         self._fabric.arm(push)
-        handoff.outstanding[push.push_id] = num_pages
+        handoff.outstanding[push.push_id] = push
         self._by_push[push.push_id] = handoff
 
     def _cancel_pushes(self, handoff: _Handoff) -> None:
@@ -383,7 +349,8 @@ class Sender:
         self._next_flush_id += 1
         self._flushes[flush_id] = (session, handoff_id)
         deadline_ns = now_ns + seconds_to_ns(FLUSH_TIMEOUT_S)
-        self._fabric.flush(flush_id, session.peer_id, session.tail, deadline_ns=deadline_ns)
+        regions = tuple(region for target in session.targets for region in (*target.kv, target.tail))
+        self._fabric.flush(flush_id, session.peer_id, regions, deadline_ns=deadline_ns)
 
     def _apply(self, handoff: _Handoff, event: SenderEvent) -> bool:
         after = advance_sender(handoff.state, event, handoff=str(handoff.key))
@@ -395,3 +362,14 @@ class Sender:
             del self._handoffs[handoff.key]
             handoff.session.handoffs.discard(handoff.key[1])
         return True
+
+
+def _pushed(grant: Grant, push: PagePush | SingleWrite, event: PushEnded) -> PushedLayers:
+    match push:
+        case PagePush():
+            layer_bytes = len(push.source_pages) * push.run_bytes
+        case SingleWrite():
+            layer_bytes = push.num_bytes
+    return PushedLayers(
+        grant=grant, is_tail=isinstance(push, SingleWrite), layer_bytes=layer_bytes, layers=event.layers
+    )
