@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pdserve.cluster import registry as registry_module
-from pdserve.cluster.registry import MAX_LEASE_S, Joined, LeaveReason, Left, Refused, Registry
+from pdserve.cluster.registry import MAX_LEASE_S, MAX_RANKS, Joined, LeaveReason, Left, Refused, Registry
 from pdserve.config.role import Role
+from pdserve.errors import RemoteProtocolError
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.units import NS_PER_S
-from pdserve.wire.cluster import Join, Load
+from pdserve.wire.cluster import Join, Load, WorkerHeartbeat
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 FULL_LOAD = Load(num_running=3, num_waiting=2, num_waiting_tokens=500, num_free_pages=7, num_pages=64)
@@ -31,7 +32,7 @@ def join_of(worker_id: str = "d0", **changed: Any) -> Join:
         model_fingerprint="f1",
         max_model_len=2048,
         lease_s=1.0,
-        load=Load(),
+        loads=(Load(),),
     )
     return msgspec.structs.replace(join, **changed)
 
@@ -40,10 +41,20 @@ def new_registry(max_workers: int = 4) -> Registry:
     return Registry(model_name="smol", max_workers=max_workers)
 
 
+def beat_of(*loads: Load, incarnation: int = 1, num_prefill_peers: int = 0) -> WorkerHeartbeat:
+    return WorkerHeartbeat(sender=Incarnation(incarnation), loads=loads, num_prefill_peers=num_prefill_peers)
+
+
 def joined(registry: Registry, join: Join, now_ns: int = 0) -> tuple[Left | Joined, ...]:
     changes = registry.join(join, now_ns)
     assert not isinstance(changes, Refused), changes
     return changes
+
+
+def load_figures(registry: Registry) -> list[tuple[int, int, int]]:
+    """Of each rank of the one worker: its number, sequences and waiting tokens."""
+    (worker,) = registry.view.workers
+    return [(rank.dp_rank, rank.num_sequences, rank.num_waiting_tokens) for rank in worker.ranks]
 
 
 def test_registry_join_appears_in_the_view_sorted_by_id() -> None:
@@ -64,6 +75,9 @@ def test_registry_join_appears_in_the_view_sorted_by_id() -> None:
         ({"lease_s": 0.0}, ["0.2", "0"]),
         ({"lease_s": float("nan")}, ["nan"]),
         ({"max_model_len": 0}, ["0"]),
+        ({"loads": ()}, ["1024", "says 0"]),
+        ({"loads": (Load(),) * (MAX_RANKS + 1)}, ["1024", "1025"]),
+        ({"loads": (Load(),) * 2, "role": Role.PREFILL}, ["has 1 ", "says 2"]),
     ],
 )
 def test_registry_join_that_differs_is_refused_with_both_values(changed: dict[str, Any], values: list[str]) -> None:
@@ -89,10 +103,10 @@ def test_registry_restart_replaces_and_the_old_incarnation_never_comes_back() ->
     left, entered = joined(registry, join_of(incarnation=Incarnation(2)), 5)
     assert isinstance(left, Left) and left.reason is LeaveReason.REPLACED and left.worker.incarnation == 1
     assert isinstance(entered, Joined) and entered.worker.incarnation == 2
-    assert not registry.heartbeat(WorkerId("d0"), Incarnation(1), FULL_LOAD, 6)
+    assert not registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD), 6)
     assert registry.leave(WorkerId("d0"), Incarnation(1)) == ()
     assert isinstance(registry.join(join_of(incarnation=Incarnation(1)), 7), Refused)
-    assert registry.view.workers[0].load == Load()
+    assert registry.view.workers[0].ranks[0].load == Load()
 
 
 def test_registry_reconnect_of_the_same_incarnation_replaces_itself() -> None:
@@ -122,7 +136,7 @@ def test_registry_fingerprint_is_free_again_once_everybody_left() -> None:
 def test_registry_lease_ends_at_its_deadline_and_a_heartbeat_renews_it() -> None:
     registry = new_registry()
     joined(registry, join_of(lease_s=1.0))
-    assert registry.heartbeat(WorkerId("d0"), Incarnation(1), FULL_LOAD, NS_PER_S // 2)
+    assert registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD), NS_PER_S // 2)
     assert registry.expire(NS_PER_S) == ()
     (left,) = registry.expire(3 * NS_PER_S // 2)
     assert left.reason is LeaveReason.EXPIRED
@@ -132,15 +146,50 @@ def test_registry_lease_ends_at_its_deadline_and_a_heartbeat_renews_it() -> None
 
 def test_registry_dispatched_counts_until_the_next_heartbeat() -> None:
     registry = new_registry()
-    joined(registry, join_of(load=FULL_LOAD))
-    registry.dispatched(WorkerId("d0"), num_sequences=1, num_tokens=100)
-    registry.dispatched(WorkerId("d0"), num_sequences=1, num_tokens=50)
+    joined(registry, join_of(loads=(FULL_LOAD, Load())))
+    for num_tokens in (100, 50):
+        registry.dispatched(WorkerId("d0"), dp_rank=0, num_sequences=1, num_tokens=num_tokens)
+    registry.dispatched(WorkerId("d0"), dp_rank=1, num_sequences=1, num_tokens=7)
+    assert load_figures(registry) == [(0, 7, 650), (1, 1, 7)]
+    registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD, FULL_LOAD), 1)
+    assert load_figures(registry) == [(0, 5, 500), (1, 5, 500)]
+    registry.dispatched(WorkerId("nobody"), dp_rank=0, num_sequences=1, num_tokens=1)
+
+
+@pytest.mark.parametrize("num_loads", [0, 1, 3])
+def test_registry_heartbeat_with_another_number_of_ranks_is_the_workers_error(num_loads: int) -> None:
+    registry = new_registry()
+    joined(registry, join_of(loads=(Load(), Load())))
+    before = registry.view
+    with pytest.raises(RemoteProtocolError, match=f"{num_loads} loads .* 2 data parallel ranks") as raised:
+        registry.heartbeat(WorkerId("d0"), beat_of(*(FULL_LOAD,) * num_loads), 1)
+    assert raised.value.peer == "d0"
+    assert registry.view is before
+    assert not registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD, incarnation=2), 1)
+
+
+def test_registry_join_of_many_ranks_is_taken_up_to_the_bound() -> None:
+    registry = new_registry()
+    joined(registry, join_of(loads=(Load(),) * MAX_RANKS))
     (worker,) = registry.view.workers
-    assert (worker.num_sequences, worker.num_waiting_tokens) == (7, 650)
-    registry.heartbeat(WorkerId("d0"), Incarnation(1), FULL_LOAD, 1)
-    (worker,) = registry.view.workers
-    assert (worker.num_sequences, worker.num_waiting_tokens) == (5, 500)
-    registry.dispatched(WorkerId("nobody"), num_sequences=1, num_tokens=1)
+    assert [rank.dp_rank for rank in worker.ranks] == list(range(MAX_RANKS))
+
+
+def test_registry_restart_may_have_another_number_of_ranks() -> None:
+    registry = new_registry()
+    joined(registry, join_of(loads=(Load(), Load())))
+    joined(registry, join_of(incarnation=Incarnation(2)))
+    assert registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD, incarnation=2), 1)
+    with pytest.raises(RemoteProtocolError):
+        registry.heartbeat(WorkerId("d0"), beat_of(FULL_LOAD, FULL_LOAD, incarnation=2), 1)
+
+
+def test_registry_heartbeat_tells_how_many_prefill_workers_are_connected() -> None:
+    registry = new_registry()
+    joined(registry, join_of())
+    registry.heartbeat(WorkerId("d0"), beat_of(Load(), num_prefill_peers=3), 1)
+    registry.dispatched(WorkerId("d0"), dp_rank=0, num_sequences=1, num_tokens=1)
+    assert registry.view.workers[0].num_prefill_peers == 3
 
 
 def test_registry_superseded_incarnations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +206,8 @@ def test_registry_superseded_incarnations_are_bounded(monkeypatch: pytest.Monkey
 class ModelWorker:
     incarnation: int
     deadline_ns: int
+    sequences: list[int]
+    """By rank: reported, and dispatched since."""
 
 
 WORKER_IDS = st.sampled_from(["a", "b", "c"])
@@ -174,9 +225,10 @@ class RegistryMachine(RuleBasedStateMachine):
         self.present: set[tuple[str, int]] = set()
         self.now_ns = 0
 
-    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS)
-    def join(self, worker_id: str, incarnation: int) -> None:
-        changes = self.registry.join(join_of(worker_id, incarnation=Incarnation(incarnation)), self.now_ns)
+    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS, num_ranks=st.integers(1, 3))
+    def join(self, worker_id: str, incarnation: int, num_ranks: int) -> None:
+        join = join_of(worker_id, incarnation=Incarnation(incarnation), loads=(Load(),) * num_ranks)
+        changes = self.registry.join(join, self.now_ns)
         room = worker_id in self.model or len(self.model) < 2
         assert isinstance(changes, Refused) == ((worker_id, incarnation) in self.superseded or not room)
         if isinstance(changes, Refused):
@@ -184,14 +236,27 @@ class RegistryMachine(RuleBasedStateMachine):
         self.apply(changes)
         if worker_id in self.model and self.model[worker_id].incarnation != incarnation:
             self.superseded.add((worker_id, self.model[worker_id].incarnation))
-        self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S)
+        self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, [0] * num_ranks)
 
-    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS)
-    def heartbeat(self, worker_id: str, incarnation: int) -> None:
-        renewed = self.registry.heartbeat(WorkerId(worker_id), Incarnation(incarnation), Load(), self.now_ns)
-        assert renewed == ((worker_id, incarnation) in self.present)
-        if renewed:
-            self.model[worker_id].deadline_ns = self.now_ns + NS_PER_S
+    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS, counts=st.lists(st.integers(0, 5), max_size=3))
+    def heartbeat(self, worker_id: str, incarnation: int, counts: list[int]) -> None:
+        heartbeat = beat_of(*(Load(num_running=count) for count in counts), incarnation=incarnation)
+        is_present = (worker_id, incarnation) in self.present
+        if is_present and len(counts) != len(self.model[worker_id].sequences):
+            with pytest.raises(RemoteProtocolError):
+                self.registry.heartbeat(WorkerId(worker_id), heartbeat, self.now_ns)
+            return
+        assert self.registry.heartbeat(WorkerId(worker_id), heartbeat, self.now_ns) == is_present
+        if is_present:
+            self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, counts)
+
+    @rule(worker_id=WORKER_IDS, data=st.data(), num_sequences=st.integers(1, 3))
+    def dispatch(self, worker_id: str, data: st.DataObject, num_sequences: int) -> None:
+        num_ranks = len(self.model[worker_id].sequences) if worker_id in self.model else 1
+        dp_rank = data.draw(st.integers(0, num_ranks - 1))
+        self.registry.dispatched(WorkerId(worker_id), dp_rank=dp_rank, num_sequences=num_sequences, num_tokens=1)
+        if worker_id in self.model:
+            self.model[worker_id].sequences[dp_rank] += num_sequences
 
     @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS)
     def leave(self, worker_id: str, incarnation: int) -> None:
@@ -228,6 +293,10 @@ class RegistryMachine(RuleBasedStateMachine):
         assert shown == expected
         assert set(shown) == self.present
         assert (self.registry.fingerprint is None) == (not expected)
+        for worker in self.registry.view.workers:
+            assert [rank.dp_rank for rank in worker.ranks] == list(range(len(worker.ranks)))
+            sequences = [rank.num_sequences for rank in worker.ranks]
+            assert sequences == self.model[worker.worker_id].sequences
 
 
 RegistryMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

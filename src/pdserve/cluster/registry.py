@@ -5,16 +5,19 @@ Invariants (the state machine test checks them):
 2. All present workers serve one model with one fingerprint: that of the first to join an empty registry.
 3. An incarnation that was superseded by another of the same worker id never comes back (rule H4).
 4. A worker is present exactly from its `Joined` to its `Left`; `expire` leaves nobody whose lease is over.
+5. A present worker has as many ranks as its join named: 1 to `MAX_RANKS`, and 1 where it prefills for others.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from pdserve.cluster.view import ClusterView, WorkerView
+from pdserve.cluster.view import ClusterView, RankView, WorkerView
+from pdserve.config.role import Role
+from pdserve.errors import RemoteProtocolError
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.units import seconds_to_ns
-from pdserve.wire.cluster import Join, Load
+from pdserve.wire.cluster import Join, Load, WorkerHeartbeat
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 MIN_LEASE_S = 0.2
@@ -25,6 +28,9 @@ MAX_LEASE_S = 60.0
 
 MAX_SUPERSEDED = 4096
 """Superseded incarnations that are remembered: a worker that restarts each second is covered for an hour."""
+
+MAX_RANKS = 1024
+"""Data parallel ranks of one worker: far over what stands behind one address; bounds what each choice looks at."""
 
 
 class LeaveReason(Enum):
@@ -91,7 +97,7 @@ class Registry:
             role=join.role,
             url=join.url,
             max_model_len=join.max_model_len,
-            load=join.load,
+            ranks=_ranks_of(join.loads),
             joined_ns=now_ns,
             lease_ns=lease_ns,
             lease_deadline_ns=now_ns + lease_ns,
@@ -103,17 +109,24 @@ class Registry:
             return (Joined(worker),)
         return (Left(predecessor, LeaveReason.REPLACED), Joined(worker))
 
-    def heartbeat(self, worker_id: WorkerId, sender: Incarnation, load: Load, now_ns: int) -> bool:
-        """Renew the lease; False (and nothing changed) when that incarnation is not the one present."""
+    def heartbeat(self, worker_id: WorkerId, heartbeat: WorkerHeartbeat, now_ns: int) -> bool:
+        """Renew the lease; False (and nothing changed) when that incarnation is not the one present.
+
+        Raises: `RemoteProtocolError` (and nothing changed) when it has not a load for each rank of the join.
+        """
         worker = self._workers.get(worker_id)
-        if worker is None or worker.incarnation != sender:
+        if worker is None or worker.incarnation != heartbeat.sender:
             return False
+        if len(heartbeat.loads) != len(worker.ranks):
+            raise RemoteProtocolError(
+                f"{len(heartbeat.loads)} loads in a heartbeat, {len(worker.ranks)} data parallel ranks in the Join",
+                peer=worker_id,
+            )
         self._workers[worker_id] = replace(
             worker,
-            load=load,
+            ranks=_ranks_of(heartbeat.loads),
+            num_prefill_peers=heartbeat.num_prefill_peers,
             lease_deadline_ns=now_ns + worker.lease_ns,
-            num_dispatched_sequences=0,
-            num_dispatched_tokens=0,
         )
         self._refresh()
         return True
@@ -132,16 +145,21 @@ class Registry:
         overdue = tuple(worker for worker in self._view.workers if worker.lease_deadline_ns <= now_ns)
         return self._remove(overdue, LeaveReason.EXPIRED)
 
-    def dispatched(self, worker_id: WorkerId, *, num_sequences: int, num_tokens: int) -> None:
-        """Note what was sent to a worker; counts as its load until its next heartbeat."""
+    def dispatched(self, worker_id: WorkerId, *, dp_rank: int, num_sequences: int, num_tokens: int) -> None:
+        """Note what was sent to a rank of a worker; counts as its load until the next heartbeat.
+
+        Requires: `dp_rank` is one of the worker's, where it is present.
+        """
         worker = self._workers.get(worker_id)
         if worker is None:
             return
-        self._workers[worker_id] = replace(
-            worker,
-            num_dispatched_sequences=worker.num_dispatched_sequences + num_sequences,
-            num_dispatched_tokens=worker.num_dispatched_tokens + num_tokens,
+        before = worker.ranks[dp_rank]
+        rank = replace(
+            before,
+            num_dispatched_sequences=before.num_dispatched_sequences + num_sequences,
+            num_dispatched_tokens=before.num_dispatched_tokens + num_tokens,
         )
+        self._workers[worker_id] = replace(worker, ranks=(*worker.ranks[:dp_rank], rank, *worker.ranks[dp_rank + 1 :]))
         self._refresh()
 
     def _objection(self, join: Join) -> str | None:
@@ -163,7 +181,7 @@ class Registry:
             return f"lease_s must be between {MIN_LEASE_S:g} and {MAX_LEASE_S:g}, the worker asks for {join.lease_s:g}"
         if join.max_model_len < 1:
             return f"max_model_len must be at least 1, the worker says {join.max_model_len}"
-        return None
+        return _objection_to_ranks(join)
 
     def _supersede(self, worker: WorkerView) -> None:
         self._superseded[worker.worker_id, worker.incarnation] = None
@@ -182,3 +200,19 @@ class Registry:
 
     def _refresh(self) -> None:
         self._view = ClusterView(tuple(self._workers[worker_id] for worker_id in sorted(self._workers)))
+
+
+def _objection_to_ranks(join: Join) -> str | None:
+    num_ranks = len(join.loads)
+    if not 1 <= num_ranks <= MAX_RANKS:
+        return f"a worker has 1 to {MAX_RANKS} data parallel ranks, this one says {num_ranks}"
+    if join.role is Role.PREFILL and num_ranks > 1:
+        return (
+            f"a prefill worker has 1 data parallel rank, this one says {num_ranks}; start more prefill workers "
+            "instead, --data-parallel-size is for decode workers"
+        )
+    return None
+
+
+def _ranks_of(loads: tuple[Load, ...]) -> tuple[RankView, ...]:
+    return tuple(RankView(dp_rank=dp_rank, load=load) for dp_rank, load in enumerate(loads))

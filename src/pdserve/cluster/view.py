@@ -9,30 +9,46 @@ from pdserve.wire.cluster import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    worker_id: WorkerId
-    incarnation: Incarnation
-    role: Role
-    url: str
-    max_model_len: int
+class RankView:
+    """One data parallel rank of a worker: what a request is balanced over."""
+
+    dp_rank: int
     load: Load
-    """From the last heartbeat."""
-    joined_ns: int
-    lease_ns: int
-    lease_deadline_ns: int
+    """From the worker's last heartbeat."""
     num_dispatched_sequences: int = 0
-    """What was sent to this worker since its last heartbeat, so that a burst between two heartbeats spreads."""
+    """What was sent to this rank since that heartbeat, so that a burst between two heartbeats spreads."""
     num_dispatched_tokens: int = 0
 
     @property
     def num_sequences(self) -> int:
-        """Sequences the worker holds or is about to."""
+        """Sequences the rank holds or is about to."""
         return self.load.num_running + self.load.num_waiting + self.num_dispatched_sequences
 
     @property
     def num_waiting_tokens(self) -> int:
         """Prompt tokens that wait for prefill there, or are about to."""
         return self.load.num_waiting_tokens + self.num_dispatched_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """It has pages, and none is free."""
+        return self.load.num_pages > 0 and self.load.num_free_pages == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    worker_id: WorkerId
+    incarnation: Incarnation
+    role: Role
+    url: str
+    max_model_len: int
+    ranks: tuple[RankView, ...]
+    """By data parallel rank; at least one, and exactly one of a prefill worker."""
+    joined_ns: int
+    lease_ns: int
+    lease_deadline_ns: int
+    num_prefill_peers: int = 0
+    """Prefill workers that it is connected to, as of its last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,10 @@ class ClusterView:
     def decoding(self) -> Iterator[WorkerView]:
         """Workers that can own a request."""
         return (worker for worker in self.workers if worker.role in (Role.DECODE, Role.BOTH))
+
+    def decoding_ranks(self) -> Iterator[tuple[WorkerView, RankView]]:
+        """All ranks of the workers that can own a request, ascending by worker id, then rank."""
+        return ((worker, rank) for worker in self.decoding() for rank in worker.ranks)
 
     def prefilling(self) -> Iterator[WorkerView]:
         """Workers that take grants. One of both roles prefills for itself only."""

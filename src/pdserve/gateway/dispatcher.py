@@ -1,4 +1,4 @@
-"""Which worker has which request, and what happens when one is lost: decided here, sans-IO.
+"""Which rank of which worker has which request, and what happens when one is lost: decided here, sans-IO.
 
 Invariants (the state machine test checks them):
 1. A request ends exactly once: by a delta with a finish reason, by `Fail`, or by `cancel` (rule H7).
@@ -8,6 +8,7 @@ Invariants (the state machine test checks them):
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from pdserve.cluster.registry import Registry
 from pdserve.cluster.view import WorkerView
@@ -23,13 +24,13 @@ from pdserve.gateway.failures import (
     worker_lost,
 )
 from pdserve.ids import Incarnation, RequestId, WorkerId
-from pdserve.routing.least_loaded import Route, choose
+from pdserve.routing.least_loaded import RankKey, Route, choose
 from pdserve.sampling import SamplingParams
 from pdserve.units import ns_to_seconds
 from pdserve.wire.cluster import Abort, Delta, Failed, FailureKind, Generate, Generated, PrefillTarget
 
 MAX_RETRIES = 2
-"""A request that three workers could not answer may be what breaks them."""
+"""A request that three ranks could not answer may be what breaks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Forget what was delivered: the request starts again on another worker."""
+    """Forget what was delivered: the request starts again on another rank."""
 
     request_id: RequestId
 
@@ -81,9 +82,13 @@ class _Pending:
     attempt_id: RequestId
     worker_id: WorkerId
     incarnation: Incarnation
+    dp_rank: int
     num_retries: int = 0
     has_delta: bool = False
-    excluded: set[WorkerId] = field(default_factory=set[WorkerId])
+    excluded_workers: set[WorkerId] = field(default_factory=set[WorkerId])
+    """They said that they shut down. One that was lost is not in the view, and its successor may take the request."""
+    excluded_ranks: set[RankKey] = field(default_factory=set[RankKey])
+    """They were full."""
 
 
 class Dispatcher:
@@ -110,7 +115,7 @@ class Dispatcher:
             route = choose(self._registry.view, num_prompt_tokens=len(work.prompt_token_ids))
         except CapacityError as error:
             raise RequestFailed(NO_WORKER) from error
-        pending = _Pending(work, work.request_id, route.decode.worker_id, route.decode.incarnation)
+        pending = _Pending(work, work.request_id, route.decode.worker_id, route.decode.incarnation, route.dp_rank)
         self._by_request[work.request_id] = pending
         self._by_attempt[pending.attempt_id] = pending
         return [self._send(pending, route, now_ns)]
@@ -128,15 +133,22 @@ class Dispatcher:
         return actions
 
     def failed(self, worker_id: WorkerId, failed: Failed, now_ns: int) -> list[Action]:
-        """A worker gave a request up. One that is full or shuts down is a reason to ask another."""
+        """A worker gave a request up. A rank that is full or a worker that shuts down is a reason to ask another."""
         pending = self._owned(failed.request_id, worker_id, failed.sender)
         if pending is None:
             return []
         failure = failure_of_worker(failed)
-        if failed.kind in (FailureKind.CAPACITY, FailureKind.SHUTTING_DOWN):
-            pending.excluded.add(worker_id)
-            return self._retry(pending, failure, now_ns)
-        return self._fail(pending, failure)
+        match failed.kind:
+            case FailureKind.CAPACITY:
+                pending.excluded_ranks.add((worker_id, pending.dp_rank))
+                return self._retry(pending, failure, now_ns)
+            case FailureKind.SHUTTING_DOWN:
+                pending.excluded_workers.add(worker_id)
+                return self._retry(pending, failure, now_ns)
+            case FailureKind.TIMEOUT | FailureKind.INVALID | FailureKind.INTERNAL:
+                return self._fail(pending, failure)
+            case _:
+                assert_never(failed.kind)
 
     def worker_left(self, worker: WorkerView, now_ns: int) -> list[Action]:
         """Everything that this incarnation had is sent to another (which may be its successor), or fails (rule H10)."""
@@ -180,7 +192,10 @@ class Dispatcher:
             return self._fail(pending, failure)
         try:
             route = choose(
-                self._registry.view, num_prompt_tokens=len(pending.work.prompt_token_ids), excluded=pending.excluded
+                self._registry.view,
+                num_prompt_tokens=len(pending.work.prompt_token_ids),
+                excluded_workers=pending.excluded_workers,
+                excluded_ranks=pending.excluded_ranks,
             )
         except CapacityError:
             return self._fail(pending, failure)
@@ -189,6 +204,7 @@ class Dispatcher:
         self.num_retries += 1
         pending.attempt_id = RequestId(f"{pending.work.request_id}.{pending.num_retries}")
         pending.worker_id, pending.incarnation = route.decode.worker_id, route.decode.incarnation
+        pending.dp_rank = route.dp_rank
         self._by_attempt[pending.attempt_id] = pending
         actions: list[Action] = [Restart(pending.work.request_id)] if pending.has_delta else []
         pending.has_delta = False
@@ -197,12 +213,15 @@ class Dispatcher:
     def _send(self, pending: _Pending, route: Route, now_ns: int) -> Send:
         work, decode, prefill = pending.work, route.decode, route.prefill
         num_tokens = len(work.prompt_token_ids)
-        self._registry.dispatched(decode.worker_id, num_sequences=1, num_tokens=0 if prefill else num_tokens)
+        self._registry.dispatched(
+            decode.worker_id, dp_rank=route.dp_rank, num_sequences=1, num_tokens=0 if prefill else num_tokens
+        )
         if prefill is not None:
-            self._registry.dispatched(prefill.worker_id, num_sequences=1, num_tokens=num_tokens)
+            self._registry.dispatched(prefill.worker_id, dp_rank=0, num_sequences=1, num_tokens=num_tokens)
         generate = Generate(
             request_id=pending.attempt_id,
             receiver=decode.incarnation,
+            dp_rank=route.dp_rank,
             prompt_token_ids=work.prompt_token_ids,
             sampling=work.sampling,
             prefill=prefill_target(prefill) if prefill else None,

@@ -137,8 +137,11 @@ class Hub:
         try:
             while True:
                 self._handle(connection, await channel.receive())
-        except (PeerLost, RemoteProtocolError) as error:
+        except PeerLost as error:
             _log.info("worker_connection_ended peer=%s reason=%s", connection.worker_id, error.message)
+        except RemoteProtocolError as error:
+            self._metrics.observe_protocol_error()
+            _log.warning("worker_broke_protocol peer=%s reason=%s", connection.worker_id, error.message)
         finally:
             if self._connections.get(connection.worker_id) is connection:
                 self._leave(connection, LeaveReason.CLOSED)
@@ -148,27 +151,28 @@ class Hub:
         self._metrics.set_requests(num_pending=self._dispatcher.num_pending, num_retries=self._dispatcher.num_retries)
         self._metrics.workers.clear()
         for worker in self.view.workers:
-            self._metrics.workers.set(
-                worker.worker_id,
-                worker.role.value,
-                num_running=worker.load.num_running,
-                num_waiting=worker.load.num_waiting,
-                num_pages=worker.load.num_pages,
-                num_free_pages=worker.load.num_free_pages,
-                num_quarantined_pages=worker.load.num_quarantined_pages,
-            )
+            self._metrics.workers.add_worker(worker.role.value)
+            for rank in worker.ranks:
+                self._metrics.workers.add_rank(
+                    worker.worker_id,
+                    dp_rank=rank.dp_rank,
+                    num_running=rank.load.num_running,
+                    num_waiting=rank.load.num_waiting,
+                    num_pages=rank.load.num_pages,
+                    num_free_pages=rank.load.num_free_pages,
+                    num_quarantined_pages=rank.load.num_quarantined_pages,
+                )
 
     async def _handshake(self, channel: Channel[WorkerToGateway]) -> _Connection | None:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 join = await channel.receive()
+            if not isinstance(join, Join):
+                raise RemoteProtocolError(f"the first message is {type(join).__name__}", peer=channel.peer)
         except (TimeoutError, PeerLost, RemoteProtocolError) as error:
+            if isinstance(error, RemoteProtocolError):
+                self._metrics.observe_protocol_error()
             _log.warning("worker_handshake_failed peer=%s reason=%s", channel.peer, error)
-            return None
-        if not isinstance(join, Join):
-            _log.warning(
-                "worker_handshake_failed peer=%s reason=first message is %s", channel.peer, type(join).__name__
-            )
             return None
         channel.peer = join.worker_id
         now_ns = self._clock.now_ns()
@@ -199,7 +203,7 @@ class Hub:
         stale_before = self._dispatcher.num_stale
         match message:
             case WorkerHeartbeat():
-                self._registry.heartbeat(connection.worker_id, message.sender, message.load, self._clock.now_ns())
+                self._registry.heartbeat(connection.worker_id, message, self._clock.now_ns())
             case Generated():
                 self._perform(self._dispatcher.generated(connection.worker_id, message))
             case Failed():
@@ -222,7 +226,13 @@ class Hub:
             pool_changed |= worker.role is not Role.BOTH
             match change:
                 case Joined():
-                    _log.info("worker_joined peer=%s role=%s url=%s", worker.worker_id, worker.role.value, worker.url)
+                    _log.info(
+                        "worker_joined peer=%s role=%s num_ranks=%d url=%s",
+                        worker.worker_id,
+                        worker.role.value,
+                        len(worker.ranks),
+                        worker.url,
+                    )
                 case Left():
                     level = logging.INFO if change.reason is LeaveReason.SAID_SO else logging.WARNING
                     _log.log(level, "worker_left peer=%s reason=%s", worker.worker_id, change.reason.value)

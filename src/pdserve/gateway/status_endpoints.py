@@ -12,7 +12,6 @@ from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import DEFAULT_MODEL
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.units import ns_to_seconds
-from pdserve.wire.cluster import Load
 from pdserve.wire.peer import PROTOCOL_VERSION
 
 
@@ -27,7 +26,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     joined_s_ago: float
     lease_left_s: float
-    load: Load
+    num_prefill_peers: int
+    """Prefill workers that it is connected to; 0 where it needs none."""
+    ranks: list[dict[str, int]]
+    """Of each data parallel rank, its number and its load."""
 
 
 class StatusEndpoints:
@@ -66,7 +68,8 @@ class StatusEndpoints:
                 max_model_len=worker.max_model_len,
                 joined_s_ago=ns_to_seconds(now_ns - worker.joined_ns),
                 lease_left_s=ns_to_seconds(worker.lease_deadline_ns - now_ns),
-                load=worker.load,
+                num_prefill_peers=worker.num_prefill_peers,
+                ranks=[{"dp_rank": rank.dp_rank, **msgspec.structs.asdict(rank.load)} for rank in worker.ranks],
             )
             for worker in self._hub.view.workers
         ]

@@ -114,7 +114,7 @@ class LocalDeployment:
                     async with session.get(f"{self.url}/workers") as response:
                         workers = (await response.json())["workers"]
                     decoders = [worker for worker in workers if worker["role"] == Role.DECODE.value]
-                    if all(worker["load"]["num_prefill_peers"] == num_prefill for worker in decoders):
+                    if all(worker["num_prefill_peers"] == num_prefill for worker in decoders):
                         return
                     await asyncio.sleep(CONNECT_POLL_S)
         except TimeoutError as error:

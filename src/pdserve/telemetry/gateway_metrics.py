@@ -61,6 +61,9 @@ class GatewayMetrics:
         self._stale = Counter(
             "pdserve:stale_messages_total", "Messages of a past connection or request.", ("kind",), registry=registry
         )
+        self._protocol_errors = Counter(
+            "pdserve:protocol_errors_total", "Connections of workers that broke the protocol.", registry=registry
+        )
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
         self.workers = WorkerGauges(registry, model_name=model_name)
 
@@ -93,6 +96,10 @@ class GatewayMetrics:
 
     def observe_stale(self, kind: str) -> None:
         self._stale.labels(kind=kind).inc()
+
+    def observe_protocol_error(self) -> None:
+        """A worker's connection is ended because of what it sent."""
+        self._protocol_errors.inc()
 
     def set_requests(self, *, num_pending: int, num_retries: int) -> None:
         """Requests pending now, and the retries since the gateway started."""
