@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pdserve.config.cores import share_of_cpus
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
 
@@ -41,12 +42,8 @@ def place_workers(request: DeploymentRequest) -> tuple[WorkerPlace, ...]:
         *((Role.BOTH, f"colocated-{index}") for index in range(request.num_colocated)),
     ]
     return tuple(
-        WorkerPlace(name=name, role=role, cpus=_share(request.available_cpus, index=index, num_shares=len(roles)))
+        WorkerPlace(
+            name=name, role=role, cpus=share_of_cpus(request.available_cpus, index=index, num_shares=len(roles))
+        )
         for index, (role, name) in enumerate(roles)
     )
-
-
-def _share(cpus: tuple[int, ...], *, index: int, num_shares: int) -> tuple[int, ...]:
-    if len(cpus) < num_shares:
-        return (cpus[index % len(cpus)],)
-    return cpus[index * len(cpus) // num_shares : (index + 1) * len(cpus) // num_shares]

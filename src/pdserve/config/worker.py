@@ -29,7 +29,7 @@ DEFAULT_AGEING_TOKENS_PER_S = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Resolved: nothing is left to guess. Byte and token figures are of one worker."""
+    """Resolved: nothing is left to guess. Token and page figures are of one data parallel rank."""
 
     name: str
     role: Role
@@ -42,11 +42,15 @@ class WorkerSettings:
     port: int = 0
     """0: any free one."""
     provider: str = "tcp"
-    fabric_host: str = "127.0.0.1"
-    """The address of the interface that the fabric uses."""
+    fabric_hosts: tuple[str, ...] = ("127.0.0.1",)
+    """The addresses of the interfaces that the fabric uses, one a NIC; pushes are striped over them."""
     cpus: tuple[int, ...] = ()
     """Cores to run on; empty: not pinned."""
     num_threads: int = 1
+    """Of each rank."""
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Of a decode or colocated worker: as many tensor parallel groups, each with its KV cache and scheduler."""
     page_slots: int = DEFAULT_PAGE_SLOTS
     kv_tokens: int = DEFAULT_KV_TOKENS
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS

@@ -3,8 +3,8 @@
 A region is `[layer][page][head][K,V][slot][dim]` (HND). The heads come before K/V and before the slots, so any range of
 heads of one page in one layer is one contiguous run of bytes (DESIGN section 4).
 
-With multi-head latent attention (MLA) a token has one latent vector for all heads, and no V: `[layer][page][slot][dim]`,
-which is the same with one head and one plane.
+With multi-head latent attention (MLA) a token has one latent vector for all heads, and no V:
+`[layer][page][slot][dim]`, which is the same with one head and one plane.
 """
 
 import msgspec

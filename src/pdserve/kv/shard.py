@@ -23,7 +23,7 @@ class KvSharding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def problem(self) -> str | None:
         """Why no cache can be spread like this, or None."""
         num_heads, num_ranks = self.layout.num_kv_heads, self.num_ranks
-        if num_ranks < 1 or (num_heads % num_ranks and num_ranks % num_heads):
+        if min(num_heads, num_ranks) < 1 or (num_heads % num_ranks and num_ranks % num_heads):
             return f"tensor parallel size {num_ranks} neither divides {num_heads} KV heads nor is a multiple of them"
         return None
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from pdserve.decode.request import Request
 from pdserve.engine.port import Engine
 from pdserve.ids import PageIndex, RequestId
-from pdserve.kv.snapshot import copy_tokens
+from pdserve.kv.snapshot import KvSnapshot
 
 MAX_CAPTURES = 16
 
@@ -13,23 +13,21 @@ MAX_CAPTURES = 16
 class Captures:
     """Bounded: the oldest capture goes when there are more than `MAX_CAPTURES`."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._captures: OrderedDict[RequestId, bytes] = OrderedDict()
+    def __init__(self) -> None:
+        self._captures: OrderedDict[RequestId, KvSnapshot] = OrderedDict()
 
-    def capture(self, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
+    def capture(self, engine: Engine, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
         """Copy the KV of the prompt without its last token, for a handed over prompt, or whole, for a local one."""
         is_local = request.local_reason is not None
-        kv = copy_tokens(
-            self._engine.kv_region.buffer,
-            self._engine.info.layout,
-            num_pages=self._engine.info.num_pages,
+        self._captures[request.request_id] = KvSnapshot.take(
+            [region.buffer for region in engine.kv_regions],
+            engine.info.sharding,
+            num_pages=engine.info.num_pages,
             page_indices=page_indices,
             num_tokens=len(request.generate.prompt_token_ids) - (not is_local),
         )
-        self._captures[request.request_id] = kv.tobytes()
         if len(self._captures) > MAX_CAPTURES:
             self._captures.popitem(last=False)
 
-    def get(self, request_id: RequestId) -> bytes | None:
+    def get(self, request_id: RequestId) -> KvSnapshot | None:
         return self._captures.get(request_id)

@@ -1,116 +1,65 @@
-"""The roles of one worker over one scheduler and one page pool, as a single object that takes events and the time.
+"""All that one worker decides, as a single object that takes events and the time.
 
-A worker is built from roles, never a role from a worker: a prefill worker has the prefill role; a decode worker and a
-colocated one have the decode role, which prefills what nobody else does. Sans-IO: the step loop, the connections and
-the clock are `process`'s.
+A prefill worker has one rank; a decode worker has one or more data parallel ranks, which share the receiver, the fabric
+and the connections. Sans-IO: the step loops, the connections and the clock are `process`'s.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable
 
 from pdserve.config.role import Role
-from pdserve.config.worker import WorkerSettings
 from pdserve.decode.request import Request
-from pdserve.decode.role import DecodeLimits, DecodeRole
-from pdserve.engine.port import EngineInfo
-from pdserve.fabric.port import (
-    ExpectationExpired,
-    Fabric,
-    FabricEvent,
-    Fenced,
-    FlushEnded,
-    Landed,
-    PushEnded,
-    RegionId,
-)
-from pdserve.ids import Incarnation, PageIndex, SequenceId
+from pdserve.errors import InternalError
+from pdserve.fabric.port import ExpectationExpired, FabricEvent, Fenced, FlushEnded, Landed, PushEnded
+from pdserve.ids import Incarnation, RequestId
 from pdserve.kv.pages import PagePool
 from pdserve.prefill.role import PrefillRole
-from pdserve.schedule.batch import Batch, BatchResult
-from pdserve.schedule.limits import ScheduleLimits
-from pdserve.schedule.outcome import StepOutcome
-from pdserve.schedule.scheduler import Scheduler
-from pdserve.text.tokenizer import Tokenizer
-from pdserve.transfer.identity import Identity, Outbox
+from pdserve.transfer.destination import Destination
 from pdserve.transfer.receiver import Receiver, ReceiverLimits
 from pdserve.transfer.sender import Sender
-from pdserve.wire.cluster import Load
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabricRegions:
-    """The engine's regions, registered."""
-
-    kv: RegionId
-    tail: RegionId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a core is given: what it is, what it computes with, and the ports through which it acts."""
-
-    settings: WorkerSettings
-    identity: Identity
-    engine: EngineInfo
-    tokenizer: Tokenizer
-    fabric: Fabric
-    regions: FabricRegions
-    outbox: Outbox
-    drop_peer: Callable[[Incarnation, str], None]
-    """Closes the control connection to a peer and logs why; `peer_lost` follows."""
-    on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None
-    """Sees the pages of each prompt when they are whole: for verification."""
+from pdserve.transfer.source import Source
+from pdserve.wire.cluster import Failed, FailureKind, Generate, Load
+from pdserve.wire.peer import Message
+from pdserve.worker.rank_core import RankCore
+from pdserve.worker.surroundings import Surroundings
 
 
 class WorkerCore:
-    """Threads: one. `prefill` and `decode` are None where the worker does not have the role."""
+    """Threads: one. A worker that prefills has a `sender`, one that decodes a `receiver`; the other is None."""
 
     def __init__(self, around: Surroundings) -> None:
         self.identity = around.identity
-        self.pool = PagePool(num_pages=around.engine.num_pages)
-        self.scheduler = Scheduler(
-            pool=self.pool, page_slots=around.engine.layout.page_slots, limits=schedule_limits(around.settings)
+        pools = [PagePool(num_pages=around.engine.num_pages) for _ in around.regions]
+        is_prefill = around.settings.role is Role.PREFILL
+        self.sender = _sender(around) if is_prefill else None
+        self.receiver = None if is_prefill else _receiver(around, pools)
+        self.ranks = tuple(
+            RankCore(around, dp_rank=dp_rank, pool=pool, sender=self.sender, receiver=self.receiver)
+            for dp_rank, pool in enumerate(pools)
         )
-        self._sequence_ids = count()
-        self.prefill: PrefillRole | None = None
-        self.decode: DecodeRole | None = None
-        self.sender: Sender | None = None
-        self.receiver: Receiver | None = None
-        if around.settings.role is Role.PREFILL:
-            self.sender = _sender(around)
-            self.prefill = self._prefill_role(around, self.sender)
-        else:
-            self.receiver = _receiver(around, self.pool)
-            self.decode = self._decode_role(around, self.receiver)
+        self.decodes = tuple(rank.decode for rank in self.ranks if rank.decode is not None)
 
-    def _prefill_role(self, around: Surroundings, sender: Sender) -> PrefillRole:
-        return PrefillRole(
-            incarnation=around.identity.incarnation,
-            sender=sender,
-            scheduler=self.scheduler,
-            pool=self.pool,
-            num_tail_slots=around.engine.num_tail_slots,
-            outbox=around.outbox,
-            new_sequence_id=self._new_sequence_id,
-        )
+    @property
+    def prefill(self) -> PrefillRole | None:
+        """Of a prefill worker: its one rank's."""
+        return self.ranks[0].prefill
 
-    def _decode_role(self, around: Surroundings, receiver: Receiver) -> DecodeRole:
-        return DecodeRole(
-            incarnation=around.identity.incarnation,
-            receiver=receiver,
-            scheduler=self.scheduler,
-            pool=self.pool,
-            page_slots=around.engine.layout.page_slots,
-            tokenizer=around.tokenizer,
-            new_sequence_id=self._new_sequence_id,
-            limits=DecodeLimits(max_model_len=around.engine.max_model_len),
-            needs_prefill_worker=self.prefill is None,
-            on_prefilled=around.on_prefilled,
-        )
+    def on_generate(self, generate: Generate, *, now_ns: int) -> list[Message]:
+        """Give a request to the rank it names; returns the refusal when there is no such rank."""
+        if 0 <= generate.dp_rank < len(self.decodes):
+            self.decodes[generate.dp_rank].on_generate(generate, now_ns=now_ns)
+            return []
+        return [
+            Failed(
+                sender=self.identity.incarnation,
+                request_id=generate.request_id,
+                kind=FailureKind.INTERNAL,
+                message=f"worker {self.identity.worker_id} has no decoding rank {generate.dp_rank}",
+            )
+        ]
 
-    def _new_sequence_id(self) -> SequenceId:
-        return SequenceId(next(self._sequence_ids))
+    def on_abort(self, request_id: RequestId, *, now_ns: int) -> None:
+        for decode in self.decodes:
+            decode.on_abort(request_id, now_ns=now_ns)
 
     def on_fabric_events(self, events: Iterable[FabricEvent], *, now_ns: int) -> None:
         for event in events:
@@ -125,33 +74,14 @@ class WorkerCore:
 
     def advance(self, *, now_ns: int) -> None:
         """Let waiting requests use what the last event freed."""
-        if self.decode is not None:
-            self.decode.advance(now_ns=now_ns)
-
-    def next_batch(self, *, now_ns: int) -> Batch | None:
-        """The next pass, with its pushes armed; None when there is nothing to compute."""
-        batch = self.scheduler.next_batch(now_ns)
-        if batch is None:
-            return None
-        if self.prefill is not None:
-            self.prefill.before_pass(batch, now_ns=now_ns)
-        if self.decode is not None:
-            self.decode.before_pass(batch, now_ns=now_ns)
-        return batch
-
-    def complete(self, batch: Batch, result: BatchResult, *, now_ns: int) -> StepOutcome:
-        outcome = self.scheduler.complete(result)
-        if self.prefill is not None:
-            self.prefill.after_pass(batch, result, outcome, now_ns=now_ns)
-        if self.decode is not None:
-            self.decode.after_pass(outcome, now_ns=now_ns)
-        return outcome
+        for decode in self.decodes:
+            decode.advance(now_ns=now_ns)
 
     def on_time(self, now_ns: int) -> None:
         if self.receiver is not None:
             self.receiver.on_time(now_ns)
-        if self.decode is not None:
-            self.decode.on_time(now_ns)
+        for decode in self.decodes:
+            decode.on_time(now_ns)
 
     def peer_lost(self, peer: Incarnation, *, now_ns: int) -> None:
         """A control connection ended; the peer may have been on either side."""
@@ -161,54 +91,69 @@ class WorkerCore:
             self.receiver.peer_lost(peer)
         self.advance(now_ns=now_ns)
 
-    def load(self) -> Load:
-        num_pending = self.decode.num_pending if self.decode is not None else 0
-        num_pending_tokens = self.decode.num_pending_tokens if self.decode is not None else 0
-        return Load(
-            num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting + num_pending,
-            num_waiting_tokens=self.scheduler.num_waiting_tokens + num_pending_tokens,
-            num_free_pages=self.pool.num_free,
-            num_pages=self.pool.num_pages,
-            num_quarantined_pages=self.receiver.num_quarantined_pages if self.receiver is not None else 0,
-            num_prefill_peers=self.receiver.num_peers if self.receiver is not None else 0,
-        )
+    def abort_all(self, *, now_ns: int) -> None:
+        """The gateway that owned every request is gone."""
+        for decode in self.decodes:
+            decode.abort_all(now_ns=now_ns)
 
+    def fail_all(self, kind: FailureKind, message: str, *, now_ns: int) -> None:
+        """End every request with the same failure: the worker stops."""
+        for decode in self.decodes:
+            decode.fail_all(kind, message, now_ns=now_ns)
 
-def schedule_limits(settings: WorkerSettings) -> ScheduleLimits:
-    return ScheduleLimits(
-        max_batch_tokens=settings.chunk_tokens,
-        saturation_tokens=settings.saturation_tokens,
-        max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
-        ageing_tokens_per_s=settings.ageing_tokens_per_s,
-    )
+    def take_messages(self) -> list[Message]:
+        """What the decode roles have to tell the gateway."""
+        return [message for decode in self.decodes for message in decode.take_messages()]
+
+    def take_ended(self) -> list[Request]:
+        """Requests of the decode roles that ended, however, since the last call."""
+        return [request for decode in self.decodes for request in decode.take_ended()]
+
+    def loads(self) -> tuple[Load, ...]:
+        """By data parallel rank."""
+        return tuple(rank.load() for rank in self.ranks)
+
+    @property
+    def num_prefill_peers(self) -> int:
+        return self.receiver.num_peers if self.receiver is not None else 0
 
 
 def _sender(around: Surroundings) -> Sender:
+    if len(around.regions) != 1:
+        raise InternalError(f"a prefill worker has one rank, not {len(around.regions)}")
+    (regions,) = around.regions
     return Sender(
         incarnation=around.identity.incarnation,
-        layout=around.engine.layout,
-        num_pages=around.engine.num_pages,
-        tail_slot_bytes=around.engine.tail_slot_bytes,
+        source=Source(
+            sharding=around.engine.sharding,
+            num_pages=around.engine.num_pages,
+            kv_regions=regions.kv,
+            tail_region=regions.tail,
+            tail_slot_bytes=around.engine.tail_slot_bytes,
+        ),
         fabric=around.fabric,
-        kv_region=around.regions.kv,
-        tail_region=around.regions.tail,
         outbox=around.outbox,
         drop_peer=around.drop_peer,
     )
 
 
-def _receiver(around: Surroundings, pool: PagePool) -> Receiver:
+def _receiver(around: Surroundings, pools: list[PagePool]) -> Receiver:
+    limits = ReceiverLimits()
+    destinations = [
+        Destination(
+            pool=pool,
+            kv_regions=regions.kv,
+            tail_region=regions.tail,
+            num_tail_slots=min(around.engine.num_tail_slots, limits.max_handoffs),
+        )
+        for pool, regions in zip(pools, around.regions, strict=True)
+    ]
     return Receiver(
         incarnation=around.identity.incarnation,
-        layout=around.engine.layout,
-        pool=pool,
+        sharding=around.engine.sharding,
+        destinations=destinations,
         fabric=around.fabric,
-        kv_region=around.regions.kv,
-        tail_region=around.regions.tail,
-        num_tail_slots=around.engine.num_tail_slots,
         outbox=around.outbox,
         drop_peer=around.drop_peer,
-        limits=ReceiverLimits(),
+        limits=limits,
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from pdserve.clock import Clock
@@ -10,6 +10,7 @@ from pdserve.engine.port import Engine
 from pdserve.fabric.port import Fabric
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
+from pdserve.wire.cluster import Generate
 from pdserve.wire.peer import Message
 from pdserve.worker.core import WorkerCore
 from pdserve.worker.tracing import trace_pass, trace_pushes, trace_request
@@ -27,19 +28,20 @@ class Driver:
         self,
         *,
         core: WorkerCore,
-        engine: Engine,
+        engines: Sequence[Engine],
         fabric: Fabric,
         clock: Clock,
         metrics: WorkerMetrics,
         traces: TraceBook,
     ) -> None:
+        """`engines` by data parallel rank."""
         self.core = core
-        self._engine = engine
+        self._engines = tuple(engines)
         self._fabric = fabric
         self._clock = clock
         self._metrics = metrics
         self._traces = traces
-        self._wake = asyncio.Event()
+        self._wakes = tuple(asyncio.Event() for _ in self._engines)
         self.peers_changed = asyncio.Event()
         """Set when a peer joined or was lost: the gateway should hear of it before the next heartbeat is due."""
         self.num_stale_from_gateway = 0
@@ -52,25 +54,35 @@ class Driver:
         """The time at which something happens to the core; what it brings about goes out at the end."""
         yield self._clock.now_ns()
         self._flush()
-        self._wake.set()
+        for wake in self._wakes:
+            wake.set()
+
+    def on_generate(self, generate: Generate) -> None:
+        with self.event() as now_ns:
+            for refusal in self.core.on_generate(generate, now_ns=now_ns):
+                self._tell_gateway(refusal)
 
     def on_fabric_readable(self) -> None:
         """The fabric's descriptor is readable."""
         with self.event() as now_ns:
             self.core.on_fabric_events(self._fabric.poll(), now_ns=now_ns)
 
-    async def run_passes(self) -> None:
-        """Run passes as long as there is something to compute. Raises: `InternalError` when the engine died."""
+    async def run_passes(self, dp_rank: int) -> None:
+        """Run the passes of one rank as long as there is something to compute.
+
+        Raises: `InternalError` when its engine died.
+        """
+        rank, engine, wake = self.core.ranks[dp_rank], self._engines[dp_rank], self._wakes[dp_rank]
         while True:
-            batch = self.core.next_batch(now_ns=self._clock.now_ns())
+            batch = rank.next_batch(now_ns=self._clock.now_ns())
             if batch is None:
-                self._wake.clear()
-                await self._wake.wait()
+                wake.clear()
+                await wake.wait()
                 continue
-            result = await self._engine.run(batch)
-            trace_pass(self._traces, self.core, batch, result)
+            result = await engine.run(batch)
+            trace_pass(self._traces, rank, batch, result)
             with self.event() as now_ns:
-                self.core.complete(batch, result, now_ns=now_ns)
+                rank.complete(batch, result, now_ns=now_ns)
 
     async def run_time(self) -> None:
         """Let deadlines pass."""
@@ -81,13 +93,15 @@ class Driver:
 
     def refresh_metrics(self) -> None:
         """Bring the gauges up to date; called when somebody looks."""
-        load, stats = self.core.load(), self._fabric.stats()
-        self._metrics.set_load(
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_free_pages=load.num_free_pages,
-            num_quarantined_pages=load.num_quarantined_pages,
-        )
+        stats = self._fabric.stats()
+        for dp_rank, load in enumerate(self.core.loads()):
+            self._metrics.set_load(
+                dp_rank,
+                num_running=load.num_running,
+                num_waiting=load.num_waiting,
+                num_free_pages=load.num_free_pages,
+                num_quarantined_pages=load.num_quarantined_pages,
+            )
         sender, receiver = self.core.sender, self.core.receiver
         self._metrics.set_stale_messages(
             num_from_gateway=self.num_stale_from_gateway,
@@ -102,19 +116,21 @@ class Driver:
         )
 
     def _flush(self) -> None:
-        decode, prefill = self.core.decode, self.core.prefill
-        if decode is not None:
-            for message in decode.take_messages():
-                if self.to_gateway is not None:
-                    self.to_gateway(message)
-            for request in decode.take_ended():
-                self._metrics.observe(request.instants)
-                if request.local_reason is not None:
-                    self._metrics.observe_local_prefill(request.local_reason.value)
-                if request.handoff_outcome is not None:
-                    self._metrics.observe_handoff(request.handoff_outcome.value)
-                trace_request(self._traces, request)
+        for message in self.core.take_messages():
+            self._tell_gateway(message)
+        for request in self.core.take_ended():
+            self._metrics.observe(request.instants)
+            if request.local_reason is not None:
+                self._metrics.observe_local_prefill(request.local_reason.value)
+            if request.handoff_outcome is not None:
+                self._metrics.observe_handoff(request.handoff_outcome.value)
+            trace_request(self._traces, request)
+        prefill = self.core.prefill
         if prefill is not None:
-            trace_pushes(self._traces, self.core, prefill.take_pushed())
+            trace_pushes(self._traces, prefill.take_pushed())
             for _, instants in prefill.take_ended():
                 self._metrics.observe(instants)
+
+    def _tell_gateway(self, message: Message) -> None:
+        if self.to_gateway is not None:
+            self.to_gateway(message)

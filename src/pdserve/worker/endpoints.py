@@ -61,13 +61,13 @@ class Endpoints:
         return web.Response(body=msgspec.json.encode(spans), content_type="application/json")
 
     async def _kv(self, request: web.Request) -> web.Response:
-        """The captured KV of a prompt, as `kv.snapshot` lays it out; 404 when it was not captured."""
+        """The captured KV of a prompt, a `KvSnapshot` in msgpack; 404 when it was not captured."""
         self._require_secret(request)
         request_id = RequestId(request.match_info["request_id"])
         captured = self._captures.get(request_id) if self._captures is not None else None
         if captured is None:
             raise web.HTTPNotFound(text=f"no KV of {request_id} was captured\n")
-        return web.Response(body=captured, content_type="application/octet-stream")
+        return web.Response(body=msgspec.msgpack.encode(captured), content_type="application/msgpack")
 
     def _require_secret(self, request: web.Request) -> None:
         if not authorised(request, self._settings.secret):

@@ -94,7 +94,7 @@ class GatewayLink:
 
     async def _join(self) -> Channel[GatewayToWorker]:
         """Raises: `PeerLost` when the gateway can't be reached, `ConfigError` when it refuses."""
-        settings, identity = self._settings, self._driver.core.identity
+        settings, identity, engine = self._settings, self._driver.core.identity, self._engine
         channel = await dial(
             self._session,
             f"{settings.join_url}/cluster",
@@ -110,9 +110,11 @@ class GatewayLink:
             url=self._url,
             model_name=settings.model_name,
             model_fingerprint=identity.model_fingerprint,
-            max_model_len=min(self._engine.max_model_len, self._engine.num_pages * self._engine.layout.page_slots),
+            max_model_len=min(
+                self._engine.max_model_len, self._engine.num_pages * self._engine.sharding.layout.page_slots
+            ),
             lease_s=settings.lease_s,
-            load=self._driver.core.load(),
+            loads=self._driver.core.loads(),
         )
         try:
             channel.send(join)
@@ -144,8 +146,7 @@ class GatewayLink:
             self._send(channel, Leave(sender=self._driver.core.identity.incarnation))
             self._driver.to_gateway = None
             with self._driver.event() as now_ns:
-                if self._driver.core.decode is not None:
-                    self._driver.core.decode.abort_all(now_ns=now_ns)
+                self._driver.core.abort_all(now_ns=now_ns)
             await channel.close()
 
     async def _beat(self, channel: Channel[GatewayToWorker]) -> None:
@@ -155,7 +156,11 @@ class GatewayLink:
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), self._heartbeat_s)
             changed.clear()
-            self._send(channel, WorkerHeartbeat(sender=identity.incarnation, load=self._driver.core.load()))
+            core = self._driver.core
+            beat = WorkerHeartbeat(
+                sender=identity.incarnation, loads=core.loads(), num_prefill_peers=core.num_prefill_peers
+            )
+            self._send(channel, beat)
 
     def _send(self, channel: Channel[GatewayToWorker], message: Message) -> None:
         try:
@@ -169,13 +174,12 @@ class GatewayLink:
             case Generate() | Abort() if message.receiver != core.identity.incarnation:
                 self._driver.num_stale_from_gateway += 1
                 _log.warning("stale_message gateway=%s request_id=%s", self._settings.join_url, message.request_id)
-            case Generate() if core.decode is not None:
+            case Generate():
+                self._driver.on_generate(message)
+            case Abort():
                 with self._driver.event() as now_ns:
-                    core.decode.on_generate(message, now_ns=now_ns)
-            case Abort() if core.decode is not None:
-                with self._driver.event() as now_ns:
-                    core.decode.on_abort(message.request_id, now_ns=now_ns)
+                    core.on_abort(message.request_id, now_ns=now_ns)
             case PrefillPool() if self._prefill_links is not None:
                 self._prefill_links.set_members(message.members)
-            case Welcome() | JoinRefused() | GatewayHeartbeat() | PrefillPool() | Generate() | Abort():
+            case Welcome() | JoinRefused() | GatewayHeartbeat() | PrefillPool():
                 pass

@@ -6,7 +6,7 @@ memory keys for this peer and sends them. The prefill side compares too, and ans
 
 from pdserve.config.worker import WorkerSettings
 from pdserve.errors import HandoffError, LayoutMismatch, RemoteProtocolError
-from pdserve.fabric.port import Fabric, RegionDescriptor
+from pdserve.fabric.port import Fabric
 from pdserve.transfer.identity import Identity, difference
 from pdserve.wire.channel import Channel
 from pdserve.wire.peer import (
@@ -16,30 +16,28 @@ from pdserve.wire.peer import (
     PeerHello,
     PeerRefused,
     PrefillToDecode,
+    RankRegions,
 )
 from pdserve.worker.connections import receive_within
 
-Exposures = tuple[RegionDescriptor, RegionDescriptor]
-
 
 def hello(
-    identity: Identity, settings: WorkerSettings, fabric: Fabric, *, exposures: Exposures | None = None
+    identity: Identity, settings: WorkerSettings, fabric: Fabric, *, regions: tuple[RankRegions, ...] = ()
 ) -> PeerHello:
-    """What we say of ourselves; with `exposures`, the keys to our regions."""
+    """What we say of ourselves; with `regions`, the keys to ours."""
     return PeerHello(
         protocol_version=PROTOCOL_VERSION,
         worker_id=identity.worker_id,
         incarnation=identity.incarnation,
         model_fingerprint=identity.model_fingerprint,
-        layout=identity.layout,
+        sharding=identity.sharding,
         num_pages=identity.num_pages,
         tail_slot_bytes=identity.tail_slot_bytes,
         heartbeat_s=settings.heartbeat_s,
         lease_s=settings.lease_s,
         fabric_provider=fabric.provider,
         fabric_address=fabric.address,
-        kv=exposures[0] if exposures is not None else None,
-        tail=exposures[1] if exposures is not None else None,
+        regions=regions,
     )
 
 

@@ -104,16 +104,18 @@ class PrefillLinks:
         theirs = await hear(channel, core.identity, self._fabric, timeout_s=DIAL_TIMEOUT_S)
         if theirs.incarnation != target.incarnation:
             raise PeerLost("it was restarted since the gateway named it", peer=theirs.worker_id)
-        exposures = self._receiver.expose()
+        regions = self._receiver.expose()
         try:
-            channel.send(hello(core.identity, self._settings, self._fabric, exposures=exposures))
+            channel.send(hello(core.identity, self._settings, self._fabric, regions=regions))
             await await_acceptance(channel, timeout_s=DIAL_TIMEOUT_S)
         except BaseException:
-            self._receiver.withdraw(exposures)
+            self._receiver.withdraw(regions)
             raise
         with self._driver.event():
             self._driver.peers_changed.set()
-            self._receiver.peer_joined(worker_id=theirs.worker_id, incarnation=theirs.incarnation, exposures=exposures)
+            self._receiver.peer_joined(
+                worker_id=theirs.worker_id, incarnation=theirs.incarnation, sharding=theirs.sharding, regions=regions
+            )
         return theirs
 
     def _on_message(self, peer: Incarnation, message: PrefillToDecode) -> None:

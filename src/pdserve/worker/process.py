@@ -11,13 +11,16 @@ import aiohttp
 from aiohttp import web
 
 from pdserve.clock import SystemClock
+from pdserve.config.cores import share_of_cpus
+from pdserve.config.role import Role
 from pdserve.config.worker import WorkerSettings
+from pdserve.decode.request import Request
 from pdserve.engine.client import start_engine
 from pdserve.engine.port import Engine, EngineSpec
 from pdserve.errors import ConfigError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import Fabric
-from pdserve.ids import Incarnation, WorkerId
+from pdserve.fabric.port import DomainGroup, Fabric
+from pdserve.ids import Incarnation, PageIndex, WorkerId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.text.tokenizer import Tokenizer
@@ -26,12 +29,13 @@ from pdserve.units import div_ceil
 from pdserve.wire.cluster import FailureKind
 from pdserve.worker.captures import Captures
 from pdserve.worker.connections import Connections
-from pdserve.worker.core import FabricRegions, Surroundings, WorkerCore
+from pdserve.worker.core import WorkerCore
 from pdserve.worker.decode_links import DecodeLinks
 from pdserve.worker.driver import Driver
 from pdserve.worker.endpoints import Endpoints
 from pdserve.worker.gateway_link import GatewayLink
 from pdserve.worker.prefill_links import PrefillLinks
+from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 _log = logging.getLogger(__name__)
 
@@ -42,37 +46,46 @@ async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready:
     Raises: `ConfigError` when it can't start or join, `InternalError` when the engine dies, `FabricError`.
     """
     async with AsyncExitStack() as stack:
-        engine = await _start_engine(engine_spec(settings), stop)
-        if engine is None:
+        engines = await _start_engines(settings, stack, stop)
+        if engines is None:
             return
-        stack.push_async_callback(engine.close)
-        fabric = NativeFabric(settings.provider, bind_host=settings.fabric_host)
+        fabric = NativeFabric(settings.provider, [DomainGroup(bind_hosts=settings.fabric_hosts)])
         stack.callback(fabric.close)
-        worker = _Worker(settings, engine, fabric, on_ready=on_ready)
+        worker = _Worker(settings, engines, fabric, on_ready=on_ready)
         await worker.run(stop)
 
 
-async def _start_engine(spec: EngineSpec, stop: asyncio.Event) -> Engine | None:
-    """An engine, or None when the worker is stopped before it has loaded its model."""
-    starting = asyncio.create_task(start_engine(spec))
+async def _start_engines(
+    settings: WorkerSettings, stack: AsyncExitStack, stop: asyncio.Event
+) -> tuple[Engine, ...] | None:
+    """One engine a data parallel rank; `stack` closes them. None when the worker is stopped before all have loaded."""
+    starting = [asyncio.create_task(start_engine(spec)) for spec in engine_specs(settings)]
     stopping = asyncio.create_task(stop.wait())
+    all_started = asyncio.gather(*starting)
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return starting.result() if starting.done() else None
+        await asyncio.wait({all_started, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return tuple(all_started.result()) if all_started.done() else None
     finally:
-        stopping.cancel()
-        starting.cancel()
-        await asyncio.wait({starting})
+        for task in (stopping, *starting):
+            task.cancel()
+        for engine in await asyncio.gather(*starting, return_exceptions=True):
+            if not isinstance(engine, BaseException):
+                stack.push_async_callback(engine.close)
 
 
-def engine_spec(settings: WorkerSettings) -> EngineSpec:
-    return EngineSpec(
-        model_dir=settings.model_dir,
-        num_pages=div_ceil(settings.kv_tokens, settings.page_slots),
-        page_slots=settings.page_slots,
-        num_tail_slots=settings.num_tail_slots,
-        num_threads=settings.num_threads,
-        cpus=settings.cpus,
+def engine_specs(settings: WorkerSettings) -> tuple[EngineSpec, ...]:
+    """By data parallel rank, each with its share of the cores."""
+    return tuple(
+        EngineSpec(
+            model_dir=settings.model_dir,
+            num_pages=div_ceil(settings.kv_tokens, settings.page_slots),
+            page_slots=settings.page_slots,
+            num_tail_slots=settings.num_tail_slots,
+            num_threads=settings.num_threads,
+            cpus=share_of_cpus(settings.cpus, index=dp_rank, num_shares=settings.data_parallel_size),
+            tensor_parallel_size=settings.tensor_parallel_size,
+        )
+        for dp_rank in range(settings.data_parallel_size)
     )
 
 
@@ -80,45 +93,60 @@ class _Worker:
     """Everything between the engine and the sockets; lives as long as `run`."""
 
     def __init__(
-        self, settings: WorkerSettings, engine: Engine, fabric: Fabric, *, on_ready: Callable[[], None]
+        self, settings: WorkerSettings, engines: tuple[Engine, ...], fabric: Fabric, *, on_ready: Callable[[], None]
     ) -> None:
+        """`engines` by data parallel rank."""
         self._settings = settings
-        self._engine = engine
+        self._engines = engines
         self._fabric = fabric
         self._on_ready = on_ready
+        info = engines[0].info
         identity = Identity(
             worker_id=WorkerId(settings.name),
             incarnation=Incarnation(secrets.randbits(63)),
-            model_fingerprint=engine.info.model_fingerprint,
-            layout=engine.info.layout,
-            num_pages=engine.info.num_pages,
-            tail_slot_bytes=engine.info.tail_slot_bytes,
+            model_fingerprint=info.model_fingerprint,
+            sharding=info.sharding,
+            num_pages=info.num_pages,
+            tail_slot_bytes=info.tail_slot_bytes,
         )
-        fabric.watch(engine.counter_region)
-        regions = FabricRegions(kv=fabric.register(engine.kv_region), tail=fabric.register(engine.tail_region))
         self._connections = Connections(incarnation=identity.incarnation)
-        captures = Captures(engine) if settings.capture_kv else None
+        captures = Captures() if settings.capture_kv else None
         core = WorkerCore(
             Surroundings(
                 settings=settings,
                 identity=identity,
-                engine=engine.info,
+                engine=info,
                 tokenizer=Tokenizer.load(Path(settings.model_dir)),
                 fabric=fabric,
-                regions=regions,
+                regions=self._register_regions(),
                 outbox=self._connections,
                 drop_peer=self._connections.drop,
-                on_prefilled=captures.capture if captures is not None else None,
+                on_prefilled=self._capture_with(captures) if captures is not None else None,
             )
         )
         metrics = WorkerMetrics(model_name=settings.model_name)
         traces = TraceBook()
         self._driver = Driver(
-            core=core, engine=engine, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
+            core=core, engines=engines, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
         )
         self._endpoints = Endpoints(
             settings=settings, driver=self._driver, metrics=metrics, traces=traces, captures=captures
         )
+
+    def _register_regions(self) -> tuple[EngineRegions, ...]:
+        """All regions with the fabric; a prefill worker's layer counter is watched."""
+        if self._settings.role is Role.PREFILL:
+            self._fabric.watch(self._engines[0].counter_region)
+        return tuple(
+            EngineRegions(
+                kv=tuple(self._fabric.register(region) for region in engine.kv_regions),
+                tail=self._fabric.register(engine.tail_region),
+            )
+            for engine in self._engines
+        )
+
+    def _capture_with(self, captures: Captures) -> Callable[[int, Request, tuple[PageIndex, ...]], None]:
+        return lambda dp_rank, request, pages: captures.capture(self._engines[dp_rank], request, pages)
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -134,7 +162,7 @@ class _Worker:
         links = self._prefill_links(session)
         gateway = GatewayLink(
             settings=self._settings,
-            engine=self._engine.info,
+            engine=self._engines[0].info,
             url=url,
             driver=self._driver,
             prefill_links=links,
@@ -142,15 +170,14 @@ class _Worker:
             on_joined=self._joined,
         )
         stopping = asyncio.create_task(stop.wait())
-        passes = asyncio.create_task(self._driver.run_passes())
-        tasks = {stopping, passes, asyncio.create_task(self._driver.run_time()), asyncio.create_task(gateway.run())}
+        passes = {asyncio.create_task(self._driver.run_passes(dp_rank)) for dp_rank in range(len(self._engines))}
+        failures = {asyncio.create_task(engine.wait_failed()) for engine in self._engines}
+        tasks = {stopping, *passes, *failures, *map(asyncio.create_task, (self._driver.run_time(), gateway.run()))}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            kind = FailureKind.INTERNAL if done & (passes | failures) else FailureKind.SHUTTING_DOWN
             with self._driver.event() as now_ns:
-                if self._driver.core.decode is not None:
-                    kind = FailureKind.INTERNAL if passes in done else FailureKind.SHUTTING_DOWN
-                    message = f"worker {self._settings.name} stops"
-                    self._driver.core.decode.fail_all(kind, message, now_ns=now_ns)
+                self._driver.core.fail_all(kind, f"worker {self._settings.name} stops", now_ns=now_ns)
         finally:
             for task in tasks:
                 task.cancel()

@@ -8,13 +8,13 @@ from pdserve.schedule.batch import Batch, BatchResult, Chunk
 from pdserve.telemetry.instants import Instant
 from pdserve.telemetry.trace import Span, TraceBook
 from pdserve.transfer.sender import PushedLayers
-from pdserve.worker.core import WorkerCore
+from pdserve.worker.rank_core import RankCore
 
 QUEUE, PASSES, COMPUTE, PUSHES, LANDINGS = "queue", "passes", "compute", "pushes", "landings"
 """The tracks, as `docs/architecture.md` names them."""
 
 
-def trace_pass(traces: TraceBook, core: WorkerCore, batch: Batch, result: BatchResult) -> None:
+def trace_pass(traces: TraceBook, core: RankCore, batch: Batch, result: BatchResult) -> None:
     """Call before the core completes the pass: its sequences are still known."""
     for chunk in batch.chunks:
         request_id = _traced_request(core, chunk)
@@ -31,14 +31,12 @@ def trace_pass(traces: TraceBook, core: WorkerCore, batch: Batch, result: BatchR
         traces.add(request_id, span)
 
 
-def trace_pushes(traces: TraceBook, core: WorkerCore, pushed: Iterable[PushedLayers]) -> None:
+def trace_pushes(traces: TraceBook, pushed: Iterable[PushedLayers]) -> None:
     """Layers as they were computed, and their writes from the first posted to the last completed."""
-    page_bytes, tail_bytes = core.identity.layout.page_bytes, core.identity.tail_slot_bytes
     for push in pushed:
         request_id = push.grant.request_id
-        num_bytes = push.num_pages * page_bytes or tail_bytes
         for layer_index, layer in enumerate(push.layers):
-            name = f"layer {layer_index}" if push.num_pages else "tail"
+            name = "tail" if push.is_tail else f"layer {layer_index}"
             if layer.posted_ns == 0:
                 continue
             traces.add(
@@ -52,7 +50,7 @@ def trace_pushes(traces: TraceBook, core: WorkerCore, pushed: Iterable[PushedLay
                     name=name,
                     start_ns=layer.posted_ns,
                     end_ns=layer.completed_ns,
-                    num_bytes=num_bytes,
+                    num_bytes=push.layer_bytes,
                 ),
             )
 
@@ -75,7 +73,7 @@ def trace_request(traces: TraceBook, request: Request) -> None:
         traces.add(request.request_id, Span(track=LANDINGS, name="landed", start_ns=arrival_ns, end_ns=arrival_ns))
 
 
-def _traced_request(core: WorkerCore, chunk: Chunk) -> RequestId | None:
+def _traced_request(core: RankCore, chunk: Chunk) -> RequestId | None:
     grant = core.prefill.grant_of(chunk.sequence_id) if core.prefill is not None else None
     if grant is not None:
         return grant.request_id if grant.traced else None
