@@ -10,6 +10,7 @@ from tests.pure.tiny_checkpoints import CHECKPOINTS, random_tokens, reference_lo
 from torch.nn import functional
 
 from pdserve.errors import ConfigError
+from pdserve.model.attention import AttendToLatents
 from pdserve.model.config import read_config
 from pdserve.model.decoder import Decoder
 from pdserve.model.smollm2 import prepare
@@ -18,12 +19,18 @@ from pdserve.model.weights import load_decoder
 MAX_DIFFERENCE = 1e-4
 
 
-def attend_contiguously(
-    layer_index: int, q_TND: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor
-) -> torch.Tensor:
+class NoCache:
     """One sequence, from its start, without a cache."""
-    q_NTD, k_HTD, v_HTD = (tensor.transpose(0, 1) for tensor in (q_TND, k_THD, v_THD))
-    return functional.scaled_dot_product_attention(q_NTD, k_HTD, v_HTD, is_causal=True, enable_gqa=True).transpose(0, 1)
+
+    def attend(self, layer_index: int, q_TND: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
+        q_NTD, k_HTD, v_HTD = (tensor.transpose(0, 1) for tensor in (q_TND, k_THD, v_THD))
+        o_NTD = functional.scaled_dot_product_attention(q_NTD, k_HTD, v_HTD, is_causal=True, enable_gqa=True)
+        return o_NTD.transpose(0, 1)
+
+    def attend_latents(
+        self, layer_index: int, q_TND: torch.Tensor, latents_TL: torch.Tensor, attend_one: AttendToLatents
+    ) -> torch.Tensor:
+        return attend_one(q_TND, latents_TL)
 
 
 def load(model_dir: Path) -> Decoder:
@@ -34,8 +41,8 @@ def compute_logits(decoder: Decoder, token_ids: list[int]) -> tuple[torch.Tensor
     """logits_TV, and the layers in the order in which they reported."""
     layers: list[int] = []
     with torch.inference_mode():
-        x_TE = decoder(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_contiguously, layers.append)
-        return decoder.lm_head(decoder.final_norm(x_TE)), layers
+        x_TE = decoder(torch.tensor(token_ids), torch.arange(len(token_ids)), NoCache(), layers.append)
+        return decoder.logits(decoder.final_norm(x_TE)), layers
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -70,7 +77,7 @@ def test_weights_of_another_shape_are_refused_with_both_shapes(tmp_path: Path) -
     write_checkpoint("llama-tied", tmp_path)
     config_path = tmp_path / "config.json"
     config_path.write_text(config_path.read_text().replace('"intermediate_size": 80', '"intermediate_size": 96'))
-    with pytest.raises(ConfigError, match=r"\(160, 48\).*\(192, 48\)"):
+    with pytest.raises(ConfigError, match=r"mlp\.gate_proj.*\(80, 48\).*\(96, 48\)"):
         load(tmp_path)
 
 

@@ -32,7 +32,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def logits(self, normed_RE: torch.Tensor) -> torch.Tensor:
-        return self._decoder.lm_head(normed_RE).float()
+        return self._decoder.logits(normed_RE).float()
 
 
 class _PagedAttention:
@@ -44,7 +44,7 @@ class _PagedAttention:
         self._page_T = torch.tensor([chunk.page_indices[position // page_slots] for chunk, position in positions])
         self._slot_T = torch.tensor([position % page_slots for _, position in positions])
 
-    def __call__(self, layer_index: int, q_TND: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer_index: int, q_TND: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
         pages_PH2SD = self._pages_LPH2SD[layer_index]
         pages_PH2SD[self._page_T, :, 0, self._slot_T] = k_THD
         pages_PH2SD[self._page_T, :, 1, self._slot_T] = v_THD

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from pdserve.errors import ConfigError
+from pdserve.kv.layout import DTYPE_BYTES, KvLayout
 
 
 class Architecture(Enum):
@@ -43,6 +44,23 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: Llama3Scaling | None
     has_tied_embeddings: bool
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of the attention output in one query head."""
+        return self.head_dim
+
+    def kv_layout(self, *, page_slots: int, dtype: str) -> KvLayout:
+        """Of the whole cache: all KV heads. Raises: `ConfigError` for an unknown dtype."""
+        if dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype {dtype!r} is not supported; known are {', '.join(DTYPE_BYTES)}")
+        return KvLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_slots=page_slots,
+            dtype=dtype,
+        )
 
     @property
     def has_qkv_bias(self) -> bool:

@@ -1,12 +1,13 @@
 """How a model is cut over the ranks of a tensor parallel group.
 
-Every product is cut by output columns, and activations are gathered, never summed over ranks: each value is one whole dot
-product, computed on one rank in the order that the kernel has anyway. So with kernels whose sums do not depend on the
-shape, bits do not depend on the number of ranks, the chunk cut or the batch (rule H8); a ring all-reduce adds in an order
-that depends on the size of the message. Of the bytes that an all-reduce moves, gathering moves about as many for the
-attention, and more for the feed-forward in the ratio of its dimension to the hidden one.
+Every product is cut by output columns, and activations are gathered, never summed over ranks: each value is one whole
+dot product, computed on one rank in the order that the kernel has anyway. So with kernels whose sums do not depend on
+the shape, bits do not depend on the number of ranks, the chunk cut or the batch (rule H8); a ring all-reduce adds in an
+order that depends on the size of the message. Of the bytes that an all-reduce moves, gathering moves about as many for
+the attention, and more for the feed-forward in the ratio of its dimension to the hidden one.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,10 @@ COLUMN_MULTIPLE = 16
 
 
 class Communicator(Protocol):
-    """The ranks that run one pass together, as one of them sees it. Every rank makes the same calls in the same order."""
+    """The ranks that run one pass together, as one of them sees it.
+
+    Every rank makes the same calls in the same order.
+    """
 
     rank: int
     num_ranks: int
@@ -51,7 +55,7 @@ def column_ranges(num_columns: int, *, num_ranks: int, multiple: int = COLUMN_MU
     """
     num_units = -(-num_columns // multiple)
     bounds = [min(num_columns, num_units * rank // num_ranks * multiple) for rank in range(num_ranks + 1)]
-    return tuple(range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,11 @@ class Columns:
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(len(columns) for columns in self.ranges)
+
+    @property
+    def total(self) -> int:
+        """Columns of the whole product."""
+        return self.ranges[-1].stop
 
 
 def cut_columns(num_columns: int, communicator: Communicator) -> Columns:
