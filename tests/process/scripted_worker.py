@@ -45,7 +45,8 @@ class ScriptedWorker:
         self.worker_id = join.worker_id
         self.incarnation = join.incarnation
         self.welcome = welcome
-        self.load = join.load
+        self.loads = join.loads
+        self.num_prefill_peers = 0
         self.generates: asyncio.Queue[Generate] = asyncio.Queue()
         self.aborts: asyncio.Queue[Abort] = asyncio.Queue()
         self.pools: asyncio.Queue[PrefillPool] = asyncio.Queue()
@@ -71,9 +72,13 @@ class ScriptedWorker:
             )
         )
 
-    def heartbeat(self, load: Load, *, sender: Incarnation | None = None) -> None:
-        self.load = load
-        self.channel.send(WorkerHeartbeat(sender=sender or self.incarnation, load=load))
+    def heartbeat(self, *loads: Load, num_prefill_peers: int = 0, sender: Incarnation | None = None) -> None:
+        """A load for each rank; later heartbeats repeat them."""
+        self.loads = loads
+        self.num_prefill_peers = num_prefill_peers
+        self.channel.send(
+            WorkerHeartbeat(sender=sender or self.incarnation, loads=loads, num_prefill_peers=num_prefill_peers)
+        )
 
     def die(self) -> None:
         """As the kernel ends a killed process's connections."""
@@ -112,7 +117,7 @@ class ScriptedWorker:
             while True:
                 await asyncio.sleep(self.welcome.heartbeat_s / 2)
                 if self.beats:
-                    self.heartbeat(self.load)
+                    self.heartbeat(*self.loads, num_prefill_peers=self.num_prefill_peers)
 
 
 def join_message(
@@ -124,7 +129,7 @@ def join_message(
     model_fingerprint: str = "f1",
     max_model_len: int = 256,
     lease_s: float = 2.0,
-    load: Load = DEFAULT_LOAD,
+    loads: tuple[Load, ...] = (DEFAULT_LOAD,),
 ) -> Join:
     return Join(
         protocol_version=PROTOCOL_VERSION,
@@ -136,7 +141,7 @@ def join_message(
         model_fingerprint=model_fingerprint,
         max_model_len=max_model_len,
         lease_s=lease_s,
-        load=load,
+        loads=loads,
     )
 
 

@@ -1,12 +1,13 @@
 """Workers joining a gateway, and what the gateway shows of them."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import aiohttp
 import pytest
 from tests.process.gateway_under_test import gateway, until
-from tests.process.scripted_worker import join_message, joined, shake_hands
+from tests.process.scripted_worker import DEFAULT_LOAD, join_message, joined, shake_hands
 
 from pdserve.clock import VirtualClock
 from pdserve.config.role import Role
@@ -14,6 +15,7 @@ from pdserve.errors import AuthenticationError, PeerLost
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import JoinRefused, Leave, Load, PrefillTarget, WorkerHeartbeat
+from pdserve.wire.peer import PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,8 @@ from pdserve.wire.cluster import JoinRefused, Leave, Load, PrefillTarget, Worker
         ({"model_name": "other"}, ["'smol'", "'other'"]),
         ({"model_fingerprint": "f2"}, ["'f1'", "'f2'"]),
         ({"lease_s": 1e6}, ["60", "1e+06"]),
+        ({"loads": ()}, ["1024", "says 0"]),
+        ({"loads": (DEFAULT_LOAD,) * 2, "role": Role.PREFILL}, ["has 1 ", "says 2"]),
     ],
 )
 async def test_join_that_does_not_fit_is_refused_with_both_values(changed: dict[str, Any], values: list[str]) -> None:
@@ -46,9 +50,10 @@ async def test_join_with_a_wrong_secret_is_refused() -> None:
 async def test_worker_that_does_not_begin_with_join_is_disconnected() -> None:
     async with gateway() as running, aiohttp.ClientSession() as session:
         with pytest.raises(PeerLost):
-            heartbeat: Any = WorkerHeartbeat(sender=Incarnation(1), load=Load())
+            heartbeat: Any = WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),))
             await shake_hands(session, running.url, heartbeat)
         assert (await running.get("/workers"))[1]["workers"] == []
+        assert await running.metric("pdserve:protocol_errors_total") == 1
 
 
 async def test_superseded_worker_is_disconnected_and_can_not_come_back() -> None:
@@ -134,6 +139,30 @@ async def test_burst_spreads_over_workers_between_two_heartbeats() -> None:
         assert (first.generates.qsize(), second.generates.qsize()) == (5, 5)
 
 
+async def test_burst_spreads_over_the_ranks_of_unequal_workers() -> None:
+    async with (
+        gateway() as running,
+        joined(running.url, join_message("d0", lease_s=60.0, loads=(DEFAULT_LOAD,) * 3)) as larger,
+        joined(running.url, join_message("d1", lease_s=60.0)) as smaller,
+    ):
+        client = running.client()
+        await asyncio.gather(*(client.completions.create(model="smol", prompt="x") for _ in range(12)))
+        asked = [("d0", larger.generates.get_nowait().dp_rank) for _ in range(larger.generates.qsize())]
+        asked += [("d1", smaller.generates.get_nowait().dp_rank) for _ in range(smaller.generates.qsize())]
+        assert Counter(asked) == {("d0", 0): 3, ("d0", 1): 3, ("d0", 2): 3, ("d1", 0): 3}
+
+
+async def test_request_goes_to_the_rank_that_its_worker_reports_as_emptiest() -> None:
+    busy = Load(num_running=4, num_free_pages=90, num_pages=100)
+    async with (
+        gateway() as running,
+        joined(running.url, join_message("d0", lease_s=60.0, loads=(busy, busy, DEFAULT_LOAD))) as first,
+        joined(running.url, join_message("d1", lease_s=60.0, loads=(busy,))),
+    ):
+        await running.client().completions.create(model="smol", prompt="x")
+        assert first.generates.get_nowait().dp_rank == 2
+
+
 async def test_health_and_ready_need_a_decode_worker_and_live_does_not() -> None:
     async with gateway() as running, joined(running.url, join_message("p0", role=Role.PREFILL)):
         for path in ("/health", "/ready"):
@@ -146,17 +175,24 @@ async def test_health_and_ready_need_a_decode_worker_and_live_does_not() -> None
 
 async def test_workers_and_metrics_show_the_last_heartbeat() -> None:
     load = Load(num_running=2, num_waiting=1, num_free_pages=25, num_pages=100, num_quarantined_pages=3)
-    async with gateway() as running, joined(running.url, join_message("d0")) as worker:
-        worker.heartbeat(load)
-        await until(lambda: running.metric("vllm:num_requests_running", worker="d0"), lambda value: value == 2)
-        assert await running.metric("vllm:num_requests_waiting", worker="d0") == 1
-        assert await running.metric("vllm:kv_cache_usage_perc", worker="d0") == 0.75
-        assert await running.metric("pdserve:quarantined_pages", worker="d0") == 3
+    idle = Load(num_free_pages=50, num_pages=50)
+    async with gateway() as running, joined(running.url, join_message("d0", loads=(idle, idle))) as worker:
+        worker.heartbeat(idle, load, num_prefill_peers=4)
+        rank = {"worker": "d0", "dp_rank": "1"}
+        await until(lambda: running.metric("vllm:num_requests_running", **rank), lambda value: value == 2)
+        assert await running.metric("vllm:num_requests_waiting", **rank) == 1
+        assert await running.metric("vllm:kv_cache_usage_perc", **rank) == 0.75
+        assert await running.metric("pdserve:quarantined_pages", **rank) == 3
+        assert await running.metric("pdserve:quarantined_pages", worker="d0", dp_rank="0") == 0
         assert await running.metric("pdserve:workers", role="decode") == 1
         _, status = await running.get("/workers")
         assert status["model_fingerprint"] == "f1"
         (shown,) = status["workers"]
-        assert (shown["worker_id"], shown["role"], shown["load"]["num_running"]) == ("d0", "decode", 2)
+        assert (shown["worker_id"], shown["role"], shown["num_prefill_peers"]) == ("d0", "decode", 4)
+        assert [(rank["dp_rank"], rank["num_running"], rank["num_pages"]) for rank in shown["ranks"]] == [
+            (0, 0, 50),
+            (1, 2, 100),
+        ]
         assert shown["url"] == "http://worker-d0:8101"
         assert 0 < shown["lease_left_s"] <= 2.0
     async with gateway() as running:
@@ -189,4 +225,4 @@ async def test_metrics_count_a_streamed_answer() -> None:
 async def test_version_names_the_protocol() -> None:
     async with gateway() as running:
         status, answer = await running.get("/version")
-        assert status == 200 and answer["protocol_version"] == 1 and answer["version"]
+        assert status == 200 and answer["protocol_version"] == PROTOCOL_VERSION and answer["version"]

@@ -10,6 +10,7 @@ import openai
 import pytest
 from tests.process.gateway_under_test import RunningGateway, gateway, until
 from tests.process.scripted_worker import (
+    DEFAULT_LOAD,
     Script,
     ScriptedWorker,
     answering,
@@ -115,6 +116,19 @@ async def test_refusing_workers_are_each_asked_once_then_the_client_gets_429() -
         status, _, headers = await running.post("/v1/completions", BODY)
         assert (status, headers["Retry-After"]) == (429, "2")
         assert (first.generates.qsize(), second.generates.qsize()) == (1, 1)
+
+
+async def test_full_rank_is_replaced_by_another_rank_of_the_same_worker() -> None:
+    async def full_on_rank_0(worker: ScriptedWorker, generate: Generate) -> None:
+        await (refusing(FailureKind.CAPACITY) if generate.dp_rank == 0 else answering(["ok"]))(worker, generate)
+
+    async with (
+        gateway() as running,
+        joined(running.url, join_message("a", loads=(DEFAULT_LOAD,) * 2), full_on_rank_0) as worker,
+    ):
+        assert (await running.client().completions.create(model="smol", prompt="x")).choices[0].text == "ok"
+        assert [worker.generates.get_nowait().dp_rank for _ in range(2)] == [0, 1]
+        assert await running.metric("pdserve:request_retries_total") == 1
 
 
 async def test_worker_that_shuts_down_is_replaced_by_another() -> None:
@@ -248,7 +262,7 @@ async def test_traffic_of_another_incarnation_or_request_is_counted_and_not_appl
         generate = await asyncio.wait_for(worker.generates.get(), 5)
         wrong = Delta(request_id=generate.request_id, token_ids=(1,), text="wrong", finish_reason=FinishReason.STOP)
         worker.deltas(wrong, sender=Incarnation(99))
-        worker.heartbeat(worker.load, sender=Incarnation(99))
+        worker.heartbeat(*worker.loads, sender=Incarnation(99))
         worker.deltas(Delta(request_id=RequestId("unknown"), token_ids=(1,), text="wrong"))
         worker.deltas(
             Delta(
@@ -292,6 +306,24 @@ async def test_worker_that_breaks_the_protocol_is_dropped_and_its_request_moves(
         await asyncio.wait_for(broken.generates.get(), 5)
         broken.channel.send(join_message("a"))
         assert (await answer)[1]["choices"][0]["text"] == "ok"
+        assert await running.metric("pdserve:protocol_errors_total") == 1
+
+
+@pytest.mark.parametrize("num_loads", [0, 1, 3])
+async def test_worker_whose_heartbeat_has_another_number_of_ranks_is_dropped(num_loads: int) -> None:
+    async with (
+        gateway() as running,
+        joined(running.url, join_message("a", loads=(DEFAULT_LOAD,) * 2), silent) as broken,
+        joined(running.url, join_message("b"), answering(["ok"])),
+    ):
+        answer = asyncio.create_task(running.post("/v1/completions", BODY))
+        await asyncio.wait_for(broken.generates.get(), 5)
+        broken.heartbeat(*(DEFAULT_LOAD,) * num_loads)
+        assert (await answer)[1]["choices"][0]["text"] == "ok"
+        await asyncio.wait_for(broken.disconnected.wait(), 5)
+        _, status = await running.get("/workers")
+        assert [worker["worker_id"] for worker in status["workers"]] == ["b"]
+        assert await running.metric("pdserve:protocol_errors_total") == 1
 
 
 async def test_restarted_worker_takes_over_what_its_predecessor_had_not_answered() -> None:

@@ -85,7 +85,7 @@ async def test_run_gateway_stopped_with_a_request_pending_answers_it_first(model
         assert (await response.json())["error"]["code"] == "shutting_down"
         await asyncio.wait_for(worker.disconnected.wait(), 5)
         with pytest.raises(PeerLost):
-            worker.heartbeat(worker.load)
+            worker.heartbeat(*worker.loads)
 
 
 @pytest.mark.parametrize("port", ["taken", 70_000])

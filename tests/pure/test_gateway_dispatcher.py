@@ -30,7 +30,7 @@ def work_of(request_id: str, *, streams: bool = True, deadline_ns: int = NS_PER_
     )
 
 
-def join_of(worker_id: str, incarnation: int) -> Join:
+def join_of(worker_id: str, incarnation: int, *, num_ranks: int = 1) -> Join:
     return Join(
         protocol_version=PROTOCOL_VERSION,
         worker_id=WorkerId(worker_id),
@@ -41,14 +41,14 @@ def join_of(worker_id: str, incarnation: int) -> Join:
         model_fingerprint="f",
         max_model_len=64,
         lease_s=10.0,
-        load=Load(),
+        loads=(Load(),) * num_ranks,
     )
 
 
-def cluster_of(*worker_ids: str) -> tuple[Registry, Dispatcher]:
+def cluster_of(*worker_ids: str, num_ranks: int = 1) -> tuple[Registry, Dispatcher]:
     registry = Registry(model_name="m", max_workers=8)
     for worker_id in worker_ids:
-        assert not isinstance(registry.join(join_of(worker_id, 1), 0), Refused)
+        assert not isinstance(registry.join(join_of(worker_id, 1, num_ranks=num_ranks), 0), Refused)
     return registry, Dispatcher(registry, max_pending=MAX_PENDING)
 
 
@@ -125,6 +125,44 @@ def test_capacity_refusals_ask_each_worker_once() -> None:
     assert isinstance(action, Fail) and action.failure.status == 429
 
 
+def test_capacity_refusals_ask_each_rank_once_before_the_client_hears_of_it() -> None:
+    _, dispatcher = cluster_of("a", num_ranks=2)
+    worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
+    _, again = sent(dispatcher.failed(worker_id, failed_of(generate, FailureKind.CAPACITY), 0))
+    assert (generate.dp_rank, again.dp_rank) == (0, 1)
+    (action,) = dispatcher.failed(worker_id, failed_of(again, FailureKind.CAPACITY), 0)
+    assert isinstance(action, Fail) and action.failure.status == 429
+
+
+def test_worker_that_shuts_down_is_asked_on_none_of_its_ranks_again() -> None:
+    _, dispatcher = cluster_of("a", num_ranks=3)
+    worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
+    (action,) = dispatcher.failed(worker_id, failed_of(generate, FailureKind.SHUTTING_DOWN), 0)
+    assert isinstance(action, Fail) and action.failure.code == "shutting_down"
+
+
+def test_worker_left_takes_the_requests_of_all_its_ranks_with_it() -> None:
+    registry, dispatcher = cluster_of("a", num_ranks=2)
+    for index in range(2):
+        dispatcher.submit(work_of(f"r{index}"), 0)
+    registry.join(join_of("b", 1, num_ranks=2), 0)
+    (left,) = registry.leave(WorkerId("a"), Incarnation(1))
+    moved = [sent([action]) for action in dispatcher.worker_left(left.worker, 0)]
+    assert [(worker_id, generate.dp_rank) for worker_id, generate in moved] == [("b", 0), ("b", 1)]
+
+
+def test_submit_spreads_a_burst_over_the_ranks_of_unequal_workers() -> None:
+    registry, dispatcher = cluster_of("a", num_ranks=3)
+    registry.join(join_of("b", 1), 0)
+    places = [sent(dispatcher.submit(work_of(f"r{index}"), 0)) for index in range(MAX_PENDING)]
+    assert [(worker_id, generate.dp_rank) for worker_id, generate in places] == [
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("b", 0),
+    ]
+
+
 def test_lost_request_is_sent_to_at_most_three_workers() -> None:
     registry, dispatcher = cluster_of("a", "b", "c", "d")
     actions = dispatcher.submit(work_of("r"), 0)
@@ -159,6 +197,9 @@ class Client:
     num_sends: int = 0
     delivered: list[str] = field(default_factory=list[str])
     attempt: tuple[WorkerId, Generate] | None = None
+    refused: set[tuple[WorkerId, Incarnation, int]] = field(default_factory=set[tuple[WorkerId, Incarnation, int]])
+    """Ranks that were full."""
+    shutting_down: set[tuple[WorkerId, Incarnation]] = field(default_factory=set[tuple[WorkerId, Incarnation]])
 
 
 class DispatcherMachine(RuleBasedStateMachine):
@@ -202,6 +243,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             return
         present = self.registry.view.find(worker_id)
         assert present is not None and present.incarnation == message.receiver
+        assert 0 <= message.dp_rank < len(present.ranks)
+        assert (worker_id, message.receiver, message.dp_rank) not in client.refused
+        assert (worker_id, message.receiver) not in client.shutting_down
         assert client.num_ends == 0
         assert not (client.streams and client.delivered)
         if client.attempt is not None:
@@ -209,10 +253,11 @@ class DispatcherMachine(RuleBasedStateMachine):
         client.attempt = (worker_id, message)
         client.num_sends += 1
 
-    @rule(worker_id=st.sampled_from("abc"))
-    def worker_joins(self, worker_id: str) -> None:
+    @rule(worker_id=st.sampled_from("abc"), num_ranks=st.integers(1, 3))
+    def worker_joins(self, worker_id: str, num_ranks: int) -> None:
         self.num_incarnations += 1
-        changes = self.registry.join(join_of(worker_id, self.num_incarnations), self.now_ns)
+        join = join_of(worker_id, self.num_incarnations, num_ranks=num_ranks)
+        changes = self.registry.join(join, self.now_ns)
         assert not isinstance(changes, Refused)
         for change in changes:
             if isinstance(change, Left):
@@ -250,6 +295,11 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data(), kind=st.sampled_from(FailureKind))
     def worker_fails(self, data: st.DataObject, kind: FailureKind) -> None:
         worker_id, generate = data.draw(st.sampled_from(self.running()))
+        client = self.clients[generate.request_id.split(".")[0]]
+        if kind is FailureKind.CAPACITY:
+            client.refused.add((worker_id, generate.receiver, generate.dp_rank))
+        elif kind is FailureKind.SHUTTING_DOWN:
+            client.shutting_down.add((worker_id, generate.receiver))
         self.perform(self.dispatcher.failed(worker_id, failed_of(generate, kind), self.now_ns))
 
     @precondition(lambda self: self.pending() or self.old_attempts)

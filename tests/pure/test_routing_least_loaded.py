@@ -1,27 +1,30 @@
-"""Routing: each clause of the definition of load, and that a burst spreads."""
+"""Routing: each clause of the definition of load, and that a burst spreads over ranks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdserve.cluster.registry import Refused, Registry
-from pdserve.cluster.view import ClusterView, WorkerView
+from pdserve.cluster.view import ClusterView, RankView, WorkerView
 from pdserve.config.role import Role
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.routing.least_loaded import Route, choose
-from pdserve.wire.cluster import Join, Load
+from pdserve.wire.cluster import Join, Load, WorkerHeartbeat
 from pdserve.wire.peer import PROTOCOL_VERSION
 
+EMPTY = Load(num_free_pages=10, num_pages=10)
 
-def worker(worker_id: str, role: Role, load: Load | None = None) -> WorkerView:
+
+def worker(worker_id: str, role: Role, *loads: Load) -> WorkerView:
+    """Of one rank for each load; without any, of one empty rank."""
     return WorkerView(
         worker_id=WorkerId(worker_id),
         incarnation=Incarnation(1),
         role=role,
         url=f"http://{worker_id}",
         max_model_len=100,
-        load=load or Load(num_free_pages=10, num_pages=10),
+        ranks=tuple(RankView(dp_rank=dp_rank, load=load) for dp_rank, load in enumerate(loads or (EMPTY,))),
         joined_ns=0,
         lease_ns=1,
         lease_deadline_ns=1,
@@ -34,6 +37,10 @@ def view_of(*workers: WorkerView) -> ClusterView:
 
 def names(route: Route) -> tuple[str, str | None]:
     return route.decode.worker_id, route.prefill.worker_id if route.prefill else None
+
+
+def place(route: Route) -> tuple[WorkerId, int]:
+    return route.decode.worker_id, route.dp_rank
 
 
 def test_choose_takes_the_decode_worker_with_fewest_sequences() -> None:
@@ -59,7 +66,45 @@ def test_choose_takes_a_decode_worker_without_free_pages_last() -> None:
         worker("d1", Role.DECODE, Load(num_running=8, num_free_pages=1, num_pages=9)),
     )
     assert names(choose(view, num_prompt_tokens=50)) == ("d1", None)
-    assert names(choose(view, num_prompt_tokens=50, excluded={WorkerId("d1")})) == ("d0", None)
+    assert names(choose(view, num_prompt_tokens=50, excluded_workers={WorkerId("d1")})) == ("d0", None)
+
+
+def test_choose_looks_at_each_rank_and_not_at_the_worker() -> None:
+    idle_beside_busy = worker("d0", Role.DECODE, Load(num_running=9), Load(num_running=9), Load(num_running=1))
+    view = view_of(idle_beside_busy, worker("d1", Role.DECODE, Load(num_running=2)))
+    assert place(choose(view, num_prompt_tokens=50)) == ("d0", 2)
+
+
+def test_choose_takes_a_rank_without_free_pages_last() -> None:
+    full = Load(num_free_pages=0, num_pages=9)
+    view = view_of(worker("d0", Role.DECODE, full, Load(num_running=8, num_free_pages=1, num_pages=9)))
+    assert place(choose(view, num_prompt_tokens=50)) == ("d0", 1)
+    assert place(choose(view, num_prompt_tokens=50, excluded_ranks={(WorkerId("d0"), 1)})) == ("d0", 0)
+
+
+def test_choose_between_equal_ranks_takes_the_lower_worker_id_then_the_lower_rank() -> None:
+    view = view_of(worker("d1", Role.DECODE, EMPTY, EMPTY), worker("d0", Role.DECODE, EMPTY, EMPTY))
+    order: list[tuple[WorkerId, int]] = []
+    for _ in range(4):
+        order.append(place(choose(view, num_prompt_tokens=50, excluded_ranks=set(order))))
+    assert order == [("d0", 0), ("d0", 1), ("d1", 0), ("d1", 1)]
+
+
+def test_choose_excluded_worker_takes_its_ranks_and_its_prefills_with_it() -> None:
+    view = view_of(
+        worker("d0", Role.DECODE, EMPTY, EMPTY),
+        worker("d1", Role.DECODE, Load(num_running=9)),
+        worker("p0", Role.PREFILL),
+        worker("p1", Role.PREFILL, Load(num_waiting_tokens=9)),
+    )
+    excluded = {WorkerId("d0"), WorkerId("p0")}
+    assert names(choose(view, num_prompt_tokens=50, excluded_workers=excluded)) == ("d1", "p1")
+
+
+def test_choose_with_every_rank_excluded_says_so() -> None:
+    view = view_of(worker("d0", Role.DECODE, EMPTY, EMPTY))
+    with pytest.raises(CapacityError, match="failed or refused"):
+        choose(view, num_prompt_tokens=5, excluded_ranks={(WorkerId("d0"), 0), (WorkerId("d0"), 1)})
 
 
 def test_choose_takes_the_prefill_worker_with_fewest_waiting_tokens() -> None:
@@ -97,7 +142,7 @@ def test_choose_without_decode_worker_raises_capacity_error() -> None:
 
 def test_choose_with_every_decode_worker_excluded_says_so() -> None:
     with pytest.raises(CapacityError, match="failed or refused"):
-        choose(view_of(worker("d0", Role.DECODE)), num_prompt_tokens=5, excluded={WorkerId("d0")})
+        choose(view_of(worker("d0", Role.DECODE)), num_prompt_tokens=5, excluded_workers={WorkerId("d0")})
 
 
 loads = st.builds(
@@ -108,55 +153,118 @@ loads = st.builds(
     num_free_pages=st.integers(0, 3),
     num_pages=st.just(3),
 )
-views = st.lists(st.tuples(st.sampled_from(Role), loads), max_size=6).map(
-    lambda rows: view_of(*(worker(f"w{index}", role, load) for index, (role, load) in enumerate(rows)))
+decoders = st.tuples(st.sampled_from((Role.DECODE, Role.BOTH)), st.lists(loads, min_size=1, max_size=3))
+prefillers = st.tuples(st.just(Role.PREFILL), st.lists(loads, min_size=1, max_size=1))
+views = st.lists(decoders | prefillers, max_size=6).map(
+    lambda rows: view_of(*(worker(f"w{index}", role, *loads) for index, (role, loads) in enumerate(rows)))
 )
+worker_ids = st.sampled_from(["w0", "w1", "w2"]).map(WorkerId)
 
 
-@given(view=views, num_prompt_tokens=st.integers(1, 3), excluded=st.sets(st.sampled_from(["w0", "w1", "w2"])))
-def test_choose_is_deterministic_and_takes_only_workers_of_the_right_role(
-    view: ClusterView, num_prompt_tokens: int, excluded: set[str]
+@given(
+    view=views,
+    num_prompt_tokens=st.integers(1, 3),
+    excluded_workers=st.frozensets(worker_ids),
+    excluded_ranks=st.frozensets(st.tuples(worker_ids, st.integers(0, 2))),
+)
+def test_choose_is_deterministic_and_agrees_with_a_sorted_list(
+    view: ClusterView,
+    num_prompt_tokens: int,
+    excluded_workers: frozenset[WorkerId],
+    excluded_ranks: frozenset[tuple[WorkerId, int]],
 ) -> None:
-    excluded_ids = {WorkerId(name) for name in excluded}
-    candidates = [each for each in view.decoding() if each.worker_id not in excluded_ids]
-    if not candidates:
+    def chosen() -> Route:
+        return choose(
+            view,
+            num_prompt_tokens=num_prompt_tokens,
+            excluded_workers=excluded_workers,
+            excluded_ranks=excluded_ranks,
+        )
+
+    allowed = [each for each in view.workers if each.worker_id not in excluded_workers]
+    ranking = sorted(
+        (rank.load.num_free_pages == 0, rank.num_sequences, -rank.load.num_free_pages, each.worker_id, rank.dp_rank)
+        for each in allowed
+        for rank in each.ranks
+        if each.role is not Role.PREFILL and (each.worker_id, rank.dp_rank) not in excluded_ranks
+    )
+    if not ranking:
         with pytest.raises(CapacityError):
-            choose(view, num_prompt_tokens=num_prompt_tokens, excluded=excluded_ids)
+            chosen()
         return
-    route = choose(view, num_prompt_tokens=num_prompt_tokens, excluded=excluded_ids)
-    assert route == choose(view, num_prompt_tokens=num_prompt_tokens, excluded=excluded_ids)
-    assert route.decode in candidates
-    roomy = [each for each in candidates if each.load.num_free_pages] or candidates
-    assert route.decode.num_sequences == min(each.num_sequences for each in roomy)
-    if route.prefill is not None:
-        assert route.prefill.role is Role.PREFILL and route.decode.role is Role.DECODE and num_prompt_tokens > 1
-        assert route.prefill.worker_id not in excluded_ids
+    route = chosen()
+    assert route == chosen()
+    assert place(route) == ranking[0][3:]
+    queues = sorted((each.ranks[0].num_waiting_tokens, each.worker_id) for each in allowed if each.role is Role.PREFILL)
+    if num_prompt_tokens == 1 or route.decode.role is Role.BOTH or not queues:
+        assert route.prefill is None
+    else:
+        assert route.prefill is not None and route.prefill.worker_id == queues[0][1]
 
 
-@given(num_decode=st.integers(1, 4), num_prefill=st.integers(1, 4), num_requests=st.integers(1, 24))
-def test_choose_spreads_a_burst_between_two_heartbeats(num_decode: int, num_prefill: int, num_requests: int) -> None:
+def join_of(worker_id: str, role: Role, loads: tuple[Load, ...]) -> Join:
+    return Join(
+        protocol_version=PROTOCOL_VERSION,
+        worker_id=WorkerId(worker_id),
+        incarnation=Incarnation(1),
+        role=role,
+        url="http://w",
+        model_name="m",
+        model_fingerprint="f",
+        max_model_len=100,
+        lease_s=1.0,
+        loads=loads,
+    )
+
+
+def registry_of(*, ranks_of_decoders: list[int], num_prefill: int = 0, load: Load = EMPTY) -> Registry:
     registry = Registry(model_name="m", max_workers=8)
-    for role, count in ((Role.DECODE, num_decode), (Role.PREFILL, num_prefill)):
-        for index in range(count):
-            join = Join(
-                protocol_version=PROTOCOL_VERSION,
-                worker_id=WorkerId(f"{role.value}{index}"),
-                incarnation=Incarnation(1),
-                role=role,
-                url="http://w",
-                model_name="m",
-                model_fingerprint="f",
-                max_model_len=100,
-                lease_s=1.0,
-                load=Load(num_free_pages=5, num_pages=5),
-            )
-            assert not isinstance(registry.join(join, 0), Refused)
+    joins = [join_of(f"d{index}", Role.DECODE, (load,) * count) for index, count in enumerate(ranks_of_decoders)]
+    joins += [join_of(f"p{index}", Role.PREFILL, (load,)) for index in range(num_prefill)]
+    for join in joins:
+        assert not isinstance(registry.join(join, 0), Refused)
+    return registry
+
+
+def dispatch(registry: Registry, num_requests: int, *, num_prompt_tokens: int = 10) -> None:
+    """As the gateway does it, with no heartbeat between."""
     for _ in range(num_requests):
-        route = choose(registry.view, num_prompt_tokens=10)
-        assert route.prefill is not None
-        registry.dispatched(route.decode.worker_id, num_sequences=1, num_tokens=0)
-        registry.dispatched(route.prefill.worker_id, num_sequences=1, num_tokens=10)
-    for workers in (list(registry.view.decoding()), list(registry.view.prefilling())):
-        counts = [each.num_dispatched_sequences for each in workers]
+        route = choose(registry.view, num_prompt_tokens=num_prompt_tokens)
+        registry.dispatched(route.decode.worker_id, dp_rank=route.dp_rank, num_sequences=1, num_tokens=0)
+        if route.prefill is not None:
+            registry.dispatched(route.prefill.worker_id, dp_rank=0, num_sequences=1, num_tokens=num_prompt_tokens)
+
+
+@given(
+    ranks_of_decoders=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    num_prefill=st.integers(1, 4),
+    num_requests=st.integers(1, 60),
+)
+def test_choose_gives_ranks_of_unequal_workers_equal_numbers_of_a_burst(
+    ranks_of_decoders: list[int], num_prefill: int, num_requests: int
+) -> None:
+    registry = registry_of(ranks_of_decoders=ranks_of_decoders, num_prefill=num_prefill)
+    dispatch(registry, num_requests)
+    decode_counts = [rank.num_dispatched_sequences for _, rank in registry.view.decoding_ranks()]
+    prefill_counts = [each.ranks[0].num_dispatched_sequences for each in registry.view.prefilling()]
+    for counts in (decode_counts, prefill_counts):
         assert sum(counts) == num_requests
         assert max(counts) - min(counts) <= 1
+
+
+@given(
+    running=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=4), min_size=1, max_size=3),
+    num_requests=st.integers(0, 80),
+)
+def test_choose_fills_the_emptier_ranks_up_to_the_level_of_the_others(
+    running: list[list[int]], num_requests: int
+) -> None:
+    registry = registry_of(ranks_of_decoders=[len(counts) for counts in running])
+    for index, counts in enumerate(running):
+        loads = tuple(Load(num_running=count, num_free_pages=5, num_pages=9) for count in counts)
+        assert registry.heartbeat(WorkerId(f"d{index}"), WorkerHeartbeat(sender=Incarnation(1), loads=loads), 0)
+    dispatch(registry, num_requests)
+    levels = [count for counts in running for count in counts]
+    for _ in range(num_requests):
+        levels[levels.index(min(levels))] += 1
+    assert [rank.num_sequences for _, rank in registry.view.decoding_ranks()] == levels

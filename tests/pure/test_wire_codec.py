@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdserve.config.role import Role
 from pdserve.errors import LocalProtocolError, RemoteProtocolError
+from pdserve.fabric.port import RegionDescriptor, RegionSlice
 from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, TailSlot, WorkerId
+from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.sampling import SamplingParams
 from pdserve.wire import codec as codec_module
 from pdserve.wire.cluster import (
@@ -19,6 +23,7 @@ from pdserve.wire.cluster import (
     FinishReason,
     Generate,
     Generated,
+    Join,
     Leave,
     Load,
     PrefillPlace,
@@ -27,7 +32,7 @@ from pdserve.wire.cluster import (
     WorkerHeartbeat,
 )
 from pdserve.wire.codec import Codec, decode_side_codec, gateway_codec, prefill_side_codec, worker_codec
-from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message
+from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message, PeerHello, RankRegions
 
 counts = st.integers(0, 2**31)
 incarnations = st.integers(0, 2**63 - 1).map(Incarnation)
@@ -43,10 +48,47 @@ deltas = st.builds(
     finish_reason=st.none() | st.sampled_from(FinishReason),
     prefill=st.none() | st.sampled_from(PrefillPlace),
 )
+loads = st.lists(st.builds(Load, num_running=counts, num_free_pages=counts), max_size=3).map(tuple)
+layouts = st.builds(
+    KvLayout, num_layers=counts, num_kv_heads=counts, head_dim=counts, page_slots=counts, dtype=st.text(max_size=8)
+)
+slices = st.builds(RegionSlice, start=counts, num_bytes=counts, base=counts, keys=st.tuples(counts, counts))
+descriptors = st.builds(
+    RegionDescriptor, num_bytes=counts, nics=st.tuples(counts, counts), slices=st.lists(slices, max_size=2).map(tuple)
+)
+rank_regions = st.builds(RankRegions, kv=st.lists(descriptors, max_size=2).map(tuple), tail=descriptors)
+hellos = st.builds(
+    PeerHello,
+    protocol_version=counts,
+    worker_id=st.text(max_size=12).map(WorkerId),
+    incarnation=incarnations,
+    model_fingerprint=st.text(max_size=12),
+    sharding=st.builds(KvSharding, layout=layouts, num_ranks=counts),
+    num_pages=counts,
+    tail_slot_bytes=counts,
+    heartbeat_s=finite,
+    lease_s=finite,
+    fabric_provider=st.text(max_size=12),
+    fabric_address=st.binary(max_size=12),
+    regions=st.lists(rank_regions, max_size=2).map(tuple),
+)
 addressed = {"sender": incarnations, "receiver": incarnations, "handoff_id": counts.map(HandoffId)}
 
 to_gateway = st.one_of(
-    st.builds(WorkerHeartbeat, sender=incarnations, load=st.builds(Load, num_running=counts, num_free_pages=counts)),
+    st.builds(
+        Join,
+        protocol_version=counts,
+        worker_id=st.text(max_size=12).map(WorkerId),
+        incarnation=incarnations,
+        role=st.sampled_from(Role),
+        url=st.text(max_size=12),
+        model_name=st.text(max_size=12),
+        model_fingerprint=st.text(max_size=12),
+        max_model_len=counts,
+        lease_s=finite,
+        loads=loads,
+    ),
+    st.builds(WorkerHeartbeat, sender=incarnations, loads=loads, num_prefill_peers=counts),
     st.builds(Generated, sender=incarnations, deltas=st.lists(deltas, max_size=4).map(tuple)),
     st.builds(
         Failed,
@@ -65,6 +107,7 @@ to_worker = st.one_of(
         Generate,
         request_id=request_ids,
         receiver=incarnations,
+        dp_rank=counts,
         prompt_token_ids=token_ids,
         sampling=st.builds(SamplingParams, max_tokens=counts, temperature=finite, stop=st.just(("a", "b"))),
         prefill=st.none() | targets,
@@ -76,6 +119,7 @@ to_prefill = st.one_of(
     st.builds(
         Grant,
         request_id=request_ids,
+        dp_rank=counts,
         token_ids=token_ids,
         num_held_tokens=counts,
         page_indices=token_ids,
@@ -102,6 +146,12 @@ anything = st.sampled_from(directions).flatmap(lambda direction: st.tuples(st.ju
 def test_codec_message_comes_back_equal(sent: tuple[Codec[Any], Message]) -> None:
     codec, message = sent
     assert codec.decode(codec.encode(message), peer="p") == message
+
+
+@given(hellos)
+def test_codec_hello_comes_back_equal_on_either_side(hello: PeerHello) -> None:
+    for codec in (decode_side_codec(), prefill_side_codec()):
+        assert codec.decode(codec.encode(hello), peer="p") == hello
 
 
 @given(anything, st.integers(0, 10**6), st.integers(1, 255), st.booleans())
