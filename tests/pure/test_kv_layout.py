@@ -19,6 +19,7 @@ LAYOUTS = st.builds(
     head_dim=st.integers(1, 8),
     page_slots=st.integers(1, 8),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    num_planes=st.integers(1, 2),
 )
 
 
@@ -26,6 +27,19 @@ def test_kv_layout_of_the_default_model_has_the_known_sizes() -> None:
     assert SMOLLM2.token_bytes == 46_080
     assert SMOLLM2.page_bytes == 24_576
     assert SMOLLM2.region_bytes(10) == 46_080 * 16 * 10
+
+
+def test_kv_layout_of_a_latent_cache_has_the_known_sizes() -> None:
+    # DeepSeek-V3: 512 of the compressed latent and 64 of the rotated key, for all heads.
+    latent = KvLayout(num_layers=61, num_kv_heads=1, head_dim=576, page_slots=16, dtype="bfloat16", num_planes=1)
+    assert latent.token_bytes == 70_272
+    assert latent.page_bytes == latent.head_bytes == 18_432
+
+
+@given(layout=LAYOUTS)
+def test_kv_layout_page_is_its_heads_planes_and_slots_side_by_side(layout: KvLayout) -> None:
+    num_vectors = len(list(product(range(layout.num_kv_heads), range(layout.num_planes), range(layout.page_slots))))
+    assert layout.page_bytes == num_vectors * layout.slot_bytes == layout.num_kv_heads * layout.head_bytes
 
 
 @given(layout=LAYOUTS, num_pages=st.integers(1, 6))
@@ -52,7 +66,14 @@ def test_kv_layout_equal_to_the_peers_is_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("field", "theirs"),
-    [("num_layers", 31), ("num_kv_heads", 1), ("head_dim", 128), ("page_slots", 32), ("dtype", "bfloat16")],
+    [
+        ("num_layers", 31),
+        ("num_kv_heads", 1),
+        ("head_dim", 128),
+        ("page_slots", 32),
+        ("dtype", "bfloat16"),
+        ("num_planes", 1),
+    ],
 )
 def test_kv_layout_difference_names_the_field_and_both_values(field: str, theirs: object) -> None:
     other = msgspec.convert({**msgspec.to_builtins(SMOLLM2), field: theirs}, KvLayout)

@@ -4,9 +4,8 @@ The one place that knows. Both sides call it with both shardings, so the receive
 A page goes over once for each (source, destination) pair of ranks: when a chunk completes it, or, incomplete, with the
 last chunk.
 
-Where several source ranks hold the same heads, one of them serves a whole destination replica set, chosen by handoff
-id: within each run of as many handoffs as there are replicas every one is chosen once, in an order that a hash decides.
-So the load is even over any run of handoffs, and two streams of handoffs do not fall into step.
+Where several source ranks hold the same heads, one of them serves a whole destination replica set. Which one is hashed
+from the handoff id, so that all of them send.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from pdserve.ids import HandoffId
 from pdserve.kv.shard import KvSharding
 from pdserve.units import div_ceil, div_exact
 
-_MASK = (1 << 64) - 1
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15
+"""Its fraction in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +37,13 @@ def rank_pairs(source: KvSharding, target: KvSharding, *, handoff_id: HandoffId)
     target.num_ranks` of them for each destination replica.
     """
     head_bytes = source.layout.head_bytes
+    replica = _chosen_replica(handoff_id, num_replicas=source.num_replicas)
     pairs: list[RankPair] = []
     for target_set in range(target.num_replica_sets):
         wanted = target.heads_of_set(target_set)
         for source_set in _sets_with(source, wanted):
             held = source.heads_of_set(source_set)
             start, stop = max(wanted.start, held.start), min(wanted.stop, held.stop)
-            replica = _chosen_replica(
-                handoff_id, stream=target_set * source.num_replica_sets + source_set, num_replicas=source.num_replicas
-            )
             pairs.extend(
                 RankPair(
                     source_rank=source.ranks_of_set(source_set)[replica],
@@ -94,17 +92,11 @@ def _sets_with(sharding: KvSharding, heads: range) -> range:
     return range(heads.start // sharding.heads_per_rank, div_ceil(heads.stop, sharding.heads_per_rank))
 
 
-def _chosen_replica(handoff_id: HandoffId, *, stream: int, num_replicas: int) -> int:
-    if num_replicas == 1:
-        return 0
-    round_index, position = divmod(handoff_id, num_replicas)
-    return (position + _mixed(round_index << 20 | stream)) % num_replicas
+def _chosen_replica(handoff_id: HandoffId, *, num_replicas: int) -> int:
+    """Multiplicative hashing by the golden ratio, which spreads any run of ids evenly, and nearly any of every k-th id:
+    a decode worker's handoffs that one of k prefill workers gets.
 
-
-def _mixed(value: int) -> int:
-    """A 64-bit hash: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
-    OOPSLA 2014, figure 17)."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
-    return value ^ value >> 31
+    Source: Knuth, The Art of Computer Programming, volume 3, section 6.4, theorem S.
+    """
+    fraction = handoff_id * _GOLDEN_RATIO % 2**64
+    return fraction * num_replicas >> 64
