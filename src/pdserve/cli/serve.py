@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from pdserve.cli.parallel import add_parallel_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
@@ -24,6 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--colocated", type=int, metavar="K", help="workers that do both (default: 0)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: 127.0.0.1)")
     parser.add_argument("--port", type=parse_port, default=8000, help="port of the gateway (default: 8000)")
+    add_parallel_flags(parser)
     add_engine_flags(parser)
 
 
@@ -56,6 +58,9 @@ def deployment_request(arguments: argparse.Namespace) -> DeploymentRequest:
         num_decode=default_split if arguments.decode is None else arguments.decode,
         num_colocated=arguments.colocated or 0,
         available_cpus=tuple(sorted(os.sched_getaffinity(0))),
+        prefill_tp=arguments.prefill_tp,
+        decode_tp=arguments.decode_tp,
+        decode_dp=arguments.decode_dp,
     )
 
 

@@ -22,7 +22,8 @@ from pdserve.config.worker import (
     WorkerSettings,
 )
 from pdserve.errors import ConfigError, FabricError
-from pdserve.fabric.native import DEFAULT_BIND_HOST, NativeFabric
+from pdserve.fabric.native import NativeFabric
+from pdserve.fabric.port import DomainGroup
 from pdserve.launch.child import report_ready
 
 
@@ -36,9 +37,24 @@ def add_parser(subparsers: Subparsers) -> None:
         "--host", default="127.0.0.1", help="address to listen on, and that other workers dial (default: %(default)s)"
     )
     parser.add_argument("--port", type=parse_port, default=0, help="port to listen on (default: any free one)")
-    parser.add_argument("--fabric-host", help="address of the interface for RDMA writes; default: --host")
+    parser.add_argument(
+        "--fabric-hosts",
+        type=parse_hosts,
+        metavar="LIST",
+        help="addresses of the interfaces for RDMA writes, such as 10.0.1.7,10.0.2.7; default: --host",
+    )
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
-    parser.add_argument("--threads", type=int, help="default: one a core of --cpus, else 1")
+    parser.add_argument("--threads", type=int, help="of each rank; default: its share of --cpus, else 1")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share a model (default: 1)"
+    )
+    parser.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of a worker that decodes: whole models, each with its KV cache (default: 1)",
+    )
     parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
     parser.add_argument(
         "--lease",
@@ -75,7 +91,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture-kv", action="store_true", help=argparse.SUPPRESS)
 
 
-def require_engine(arguments: argparse.Namespace, *, fabric_host: str) -> None:
+def require_engine(arguments: argparse.Namespace, *, fabric_hosts: tuple[str, ...]) -> None:
     """Raises: `ConfigError` when a flag of `add_engine_flags` makes no sense, or the provider is not to be had here."""
     for flag in ("kv_tokens", "page_slots", "chunk_tokens", "max_running"):
         if getattr(arguments, flag) < 1:
@@ -86,7 +102,7 @@ def require_engine(arguments: argparse.Namespace, *, fabric_host: str) -> None:
             "or no prompt gets into a full pass"
         )
     try:
-        NativeFabric(arguments.provider, bind_host=fabric_host).close()
+        NativeFabric(arguments.provider, [DomainGroup(bind_hosts=fabric_hosts)]).close()
     except FabricError as error:
         raise ConfigError(f"--provider {arguments.provider} can't be used: {error.message}") from error
 
@@ -96,7 +112,7 @@ def engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
 
     Raises: `ConfigError`, as `require_engine`.
     """
-    require_engine(arguments, fabric_host=DEFAULT_BIND_HOST)
+    require_engine(arguments, fabric_hosts=("127.0.0.1",))
     flags = ("provider", "kv_tokens", "page_slots", "chunk_tokens", "max_running")
     spelled = [part for flag in flags for part in (f"--{flag.replace('_', '-')}", str(getattr(arguments, flag)))]
     return (*spelled, *(("--capture-kv",) if arguments.capture_kv else ()))
@@ -120,10 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
-    fabric_host = arguments.fabric_host or arguments.host
-    require_engine(arguments, fabric_host=fabric_host)
-    if arguments.threads is not None and arguments.threads < 1:
-        raise ConfigError(f"--threads must be 1 or more, not {arguments.threads}")
+    fabric_hosts = arguments.fabric_hosts or (arguments.host,)
+    require_engine(arguments, fabric_hosts=fabric_hosts)
+    require_parallel(arguments)
     if not arguments.join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
@@ -137,9 +152,11 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         host=arguments.host,
         port=arguments.port,
         provider=arguments.provider,
-        fabric_host=fabric_host,
+        fabric_hosts=fabric_hosts,
         cpus=arguments.cpus,
-        num_threads=arguments.threads or max(1, len(arguments.cpus)),
+        num_threads=arguments.threads or max(1, len(arguments.cpus) // _num_ranks(arguments)),
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        data_parallel_size=arguments.data_parallel_size,
         page_slots=arguments.page_slots,
         kv_tokens=arguments.kv_tokens,
         chunk_tokens=arguments.chunk_tokens,
@@ -151,6 +168,20 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         secret=environment.cluster_secret(),
         capture_kv=arguments.capture_kv,
     )
+
+
+def require_parallel(arguments: argparse.Namespace) -> None:
+    """Raises: `ConfigError` when the numbers of ranks or threads make no sense for the role."""
+    for flag in ("threads", "tensor_parallel_size", "data_parallel_size"):
+        number = getattr(arguments, flag)
+        if number is not None and number < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be 1 or more, not {number}")
+    if arguments.data_parallel_size > 1 and arguments.role == Role.PREFILL.value:
+        raise ConfigError("--data-parallel-size is for workers that decode: start several prefill workers instead")
+
+
+def _num_ranks(arguments: argparse.Namespace) -> int:
+    return arguments.tensor_parallel_size * arguments.data_parallel_size
 
 
 def require_cpus(cpus: tuple[int, ...]) -> None:
@@ -170,6 +201,14 @@ def parse_cpus(text: str) -> tuple[int, ...]:
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of cores such as 0,2-5") from error
     return tuple(dict.fromkeys(cpus))
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """`10.0.1.7,10.0.2.7` as addresses. Raises: `argparse.ArgumentTypeError`."""
+    hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts) or len(set(hosts)) != len(hosts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different addresses such as 10.0.1.7,10.0.2.7")
+    return hosts
 
 
 def parse_port(text: str) -> int:

@@ -13,15 +13,22 @@ class DeploymentRequest:
     num_decode: int
     num_colocated: int
     available_cpus: tuple[int, ...]
+    prefill_tp: int = 1
+    """Tensor parallel size of each prefill worker."""
+    decode_tp: int = 1
+    """Of each decode and colocated worker, and of each of its data parallel ranks."""
+    decode_dp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """One worker of the deployment and the cores it is pinned to."""
+    """One worker of the deployment, its shape, and the cores it is pinned to."""
 
     name: str
     role: Role
     cpus: tuple[int, ...]
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
 
 
 def place_workers(request: DeploymentRequest) -> tuple[WorkerPlace, ...]:
@@ -32,6 +39,8 @@ def place_workers(request: DeploymentRequest) -> tuple[WorkerPlace, ...]:
     counts = (request.num_prefill, request.num_decode, request.num_colocated)
     if min(counts) < 0:
         raise ConfigError("--prefill, --decode and --colocated must not be negative")
+    if min(request.prefill_tp, request.decode_tp, request.decode_dp) < 1:
+        raise ConfigError("--prefill-tp, --decode-tp and --decode-dp must be 1 or more")
     if request.num_decode + request.num_colocated == 0:
         raise ConfigError("no worker would decode: give --decode 1 or more, or --colocated 1 or more")
     if request.num_prefill and not request.num_decode:

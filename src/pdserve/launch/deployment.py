@@ -140,6 +140,8 @@ class LocalDeployment:
         settings = self._settings
         arguments = ["worker", "--role", place.role.value, "--name", place.name, "--join", self.url]
         arguments += ["--model-dir", settings.model_dir, "--model-name", settings.model_name]
+        arguments += ["--tensor-parallel-size", str(place.tensor_parallel_size)]
+        arguments += ["--data-parallel-size", str(place.data_parallel_size)]
         if place.cpus:
             arguments += ["--cpus", ",".join(map(str, place.cpus))]
         return (*arguments, *settings.worker_arguments)

@@ -110,9 +110,7 @@ class GatewayLink:
             url=self._url,
             model_name=settings.model_name,
             model_fingerprint=identity.model_fingerprint,
-            max_model_len=min(
-                self._engine.max_model_len, self._engine.num_pages * self._engine.sharding.layout.page_slots
-            ),
+            max_model_len=min(engine.max_model_len, engine.num_pages * engine.sharding.layout.page_slots),
             lease_s=settings.lease_s,
             loads=self._driver.core.loads(),
         )
