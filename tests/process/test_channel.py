@@ -30,7 +30,7 @@ from pdserve.wire.codec import MAX_MESSAGE_BYTES, gateway_codec, worker_codec
 ServerEnd = Channel[WorkerToGateway]
 ClientEnd = Channel[GatewayToWorker]
 
-HEARTBEAT = WorkerHeartbeat(sender=Incarnation(1), load=Load())
+HEARTBEAT = WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),))
 
 
 @asynccontextmanager
@@ -82,12 +82,12 @@ async def test_channel_messages_arrive_in_order_both_ways() -> None:
         for _ in range(200):
             message = await channel.receive()
             assert isinstance(message, WorkerHeartbeat)
-            channel.send(GatewayHeartbeat(sender=Incarnation(message.load.num_running)))
+            channel.send(GatewayHeartbeat(sender=Incarnation(message.loads[0].num_running)))
 
     async with served(echo) as (session, url):
         channel = await dialled(session, url)
         for index in range(200):
-            channel.send(WorkerHeartbeat(sender=Incarnation(1), load=Load(num_running=index)))
+            channel.send(WorkerHeartbeat(sender=Incarnation(1), loads=(Load(num_running=index),)))
         for index in range(200):
             assert await within(channel.receive()) == GatewayHeartbeat(sender=Incarnation(index))
         with pytest.raises(PeerLost):
@@ -192,6 +192,7 @@ async def test_channel_peer_that_does_not_read_is_cut_at_the_bound() -> None:
         big = Generate(
             request_id=RequestId("r"),
             receiver=Incarnation(1),
+            dp_rank=0,
             prompt_token_ids=tuple(range(70_000, 170_000)),
             sampling=SamplingParams(max_tokens=1),
             prefill=None,

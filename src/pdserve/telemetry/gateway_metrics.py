@@ -42,27 +42,16 @@ class GatewayMetrics:
         )
         self._prompt_tokens = self._model_counter("vllm:prompt_tokens_total", "Prompt tokens of finished requests.")
         self._generation_tokens = self._model_counter("vllm:generation_tokens_total", "Generated tokens.")
-        self._finished = Counter(
-            "vllm:request_success_total",
-            "Requests answered in full.",
-            ("model_name", "finished_reason"),
-            registry=registry,
+        self._finished = self._counter(
+            "vllm:request_success_total", "Requests answered in full.", "model_name", "finished_reason"
         )
-        self._failed = Counter(
-            "pdserve:requests_failed_total", "Requests refused or failed.", ("code",), registry=registry
-        )
-        self._cancelled = Counter("pdserve:requests_cancelled_total", "Requests whose client left.", registry=registry)
-        self._retries = Total(
-            Counter("pdserve:request_retries_total", "Requests sent to another worker.", registry=registry)
-        )
-        self._prefills = Counter(
-            "pdserve:prefills_total", "Where prompts were prefilled.", ("place",), registry=registry
-        )
-        self._stale = Counter(
-            "pdserve:stale_messages_total", "Messages of a past connection or request.", ("kind",), registry=registry
-        )
-        self._protocol_errors = Counter(
-            "pdserve:protocol_errors_total", "Connections of workers that broke the protocol.", registry=registry
+        self._failed = self._counter("pdserve:requests_failed_total", "Requests refused or failed.", "code")
+        self._cancelled = self._counter("pdserve:requests_cancelled_total", "Requests whose client left.")
+        self._retries = Total(self._counter("pdserve:request_retries_total", "Requests sent to another rank."))
+        self._prefills = self._counter("pdserve:prefills_total", "Where prompts were prefilled.", "place")
+        self._stale = self._counter("pdserve:stale_messages_total", "Messages of a past connection or request.", "kind")
+        self._protocol_errors = self._counter(
+            "pdserve:protocol_errors_total", "Connections of workers that broke the protocol."
         )
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
         self.workers = WorkerGauges(registry, model_name=model_name)
@@ -110,5 +99,8 @@ class GatewayMetrics:
         """Prometheus text format."""
         return generate_latest(self.registry)
 
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
     def _model_counter(self, name: str, documentation: str) -> Counter:
-        return Counter(name, documentation, ("model_name",), registry=self.registry).labels(model_name=self._model_name)
+        return self._counter(name, documentation, "model_name").labels(model_name=self._model_name)
