@@ -135,8 +135,8 @@ class Cluster:
 
         def is_complete(workers: dict[str, dict[str, Any]]) -> bool:
             return workers.keys() == roles.keys() and all(
-                is_idle(worker["load"])
-                and worker["load"]["num_prefill_peers"] == (num_prefill if roles[name] is Role.DECODE else 0)
+                all(map(is_idle, worker["ranks"]))
+                and worker["num_prefill_peers"] == (num_prefill if roles[name] is Role.DECODE else 0)
                 for name, worker in workers.items()
             )
 

@@ -103,7 +103,7 @@ class Running:
         await until(self._loads, lambda loads: all(map(is_idle, loads)), timeout_s=IDLE_TIMEOUT_S)
 
     async def _loads(self) -> list[dict[str, int]]:
-        return [worker["load"] for worker in (await self.workers()).values()]
+        return [load for worker in (await self.workers()).values() for load in worker["ranks"]]
 
 
 def is_idle(load: dict[str, int]) -> bool:
@@ -123,7 +123,15 @@ async def connected(url: str, *, api_key: str = API_KEY) -> AsyncGenerator[Runni
 
 @asynccontextmanager
 async def deployment(
-    model: ModelSource, *, num_prefill: int = 0, num_decode: int = 0, num_colocated: int = 0, provider: str = "tcp"
+    model: ModelSource,
+    *,
+    num_prefill: int = 0,
+    num_decode: int = 0,
+    num_colocated: int = 0,
+    prefill_tp: int = 1,
+    decode_tp: int = 1,
+    decode_dp: int = 1,
+    provider: str = "tcp",
 ) -> AsyncGenerator[Running]:
     """What `pdserve serve` starts, guarded by key and secret; idle again at the end."""
     places = place_workers(
@@ -132,6 +140,9 @@ async def deployment(
             num_decode=num_decode,
             num_colocated=num_colocated,
             available_cpus=tuple(sorted(os.sched_getaffinity(0))[:2]),
+            prefill_tp=prefill_tp,
+            decode_tp=decode_tp,
+            decode_dp=decode_dp,
         )
     )
     settings = DeploymentSettings(

@@ -25,5 +25,5 @@ async def test_pair_with_other_layouts_refuses_and_the_decode_side_prefills(
         said = f"KV caches differ in {field}: ours is {ours!r}, the peer's is {theirs!r}"
         await decode.until_says(said)
         await prefill.until_says(f"KV caches differ in {field}: ours is {theirs!r}, the peer's is {ours!r}")
-        assert (await running.workers())["d0"]["load"]["num_prefill_peers"] == 0
+        assert (await running.workers())["d0"]["num_prefill_peers"] == 0
         await running.until_idle()

@@ -1,8 +1,9 @@
 """Shows that a handoff moves every byte: KV at the decode side against a local prefill, and tokens against two others.
 
-The reference for the bytes is a prefill of the same tokens on a colocated worker. A handoff covers all tokens but the
-last, so the colocated worker is given the prompt without it: the chunks are cut alike, and the arithmetic is the same
-to the last bit. The references for the tokens are the colocated worker on the whole prompt, and `transformers`.
+The reference for the bytes is a prefill of the same tokens on a colocated worker with as many ranks as the prefill
+worker: the arithmetic is the same to the last bit, on kernels whose sums depend on the cut too. Every rank of the
+decode side is compared, replicas as well. A handoff covers all tokens but the last, so the colocated worker is given
+the prompt without it. The references for the tokens are the colocated worker on the whole prompt, and `transformers`.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from pdserve.bench.api_client import Answer, ApiClient
 from pdserve.errors import InternalError
+from pdserve.kv.snapshot import KvSnapshot
 
 NUM_TOKENS = 16
 """Generated for each prompt and compared."""
@@ -26,8 +29,8 @@ class Captured:
     """What one deployment made of one prompt."""
 
     token_ids: tuple[int, ...]
-    kv: bytes
-    """Of the prompt without its last token; empty for a prompt of one token."""
+    kv: KvSnapshot | None
+    """Of the prompt without its last token; None for a prompt of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +47,11 @@ class Comparison:
         return self.num_mismatched_bytes == 0 and self.equals_colocated and self.equals_transformers is not False
 
 
-def prompt_lengths(*, page_slots: int, chunk_tokens: int, num_long: int) -> tuple[int, ...]:
-    """Lengths around each edge, ascending and without repetition."""
-    edges = (1, page_slots - 1, page_slots, page_slots + 1, chunk_tokens - 1, chunk_tokens, chunk_tokens + 1, num_long)
+def prompt_lengths(*, page_slots: int, num_long: int, chunk_tokens: int | None) -> tuple[int, ...]:
+    """Lengths around each edge of a page, and of a chunk where `chunk_tokens` is given; ascending, no repetition."""
+    edges = [1, page_slots - 1, page_slots, page_slots + 1, num_long]
+    if chunk_tokens is not None:
+        edges += [chunk_tokens - 1, chunk_tokens, chunk_tokens + 1]
     return tuple(sorted({length for length in edges if length > 0}))
 
 
@@ -61,13 +66,13 @@ class Prober:
     async def hand_over(self, prompt: Sequence[int]) -> Captured:
         """The prompt prefilled remotely. Raises: `InternalError` when it was not."""
         answer = await self._client.complete(list(prompt), max_tokens=NUM_TOKENS)
-        kv = await self._kv(answer) if len(prompt) > 1 else b""
+        kv = await self._kv(answer) if len(prompt) > 1 else None
         return Captured(token_ids=tuple(answer.token_ids), kv=kv)
 
     async def compute_locally(self, prompt: Sequence[int]) -> Captured:
         """The prompt on a colocated worker: its tokens, and the KV of a prefill without the last prompt token."""
         answer = await self._client.complete(list(prompt), max_tokens=NUM_TOKENS)
-        kv = b""
+        kv = None
         if len(prompt) > 1:
             kv = await self._kv(await self._client.complete(list(prompt[:-1]), max_tokens=1))
         return Captured(token_ids=tuple(answer.token_ids), kv=kv)
@@ -82,26 +87,38 @@ class Prober:
             if found > num_local:
                 raise InternalError(f"{worker['worker_id']} prefilled {found:g} prompts locally: {lines}")
 
-    async def _kv(self, answer: Answer) -> bytes:
+    async def _kv(self, answer: Answer) -> KvSnapshot:
         for worker in await self._client.workers():
             url = f"{worker['url']}/debug/kv/{answer.answer_id}"
             async with self._session.get(url, headers=self._headers) as response:
                 if response.status == 200:
-                    return await response.read()
+                    return msgspec.msgpack.decode(await response.read(), type=KvSnapshot)
         raise InternalError(f"no worker captured the KV of {answer.answer_id}")
 
 
 def compare(
     num_prompt_tokens: int, handed_over: Captured, local: Captured, transformers_ids: tuple[int, ...] | None
 ) -> Comparison:
-    """Byte by byte, token by token. A difference in length counts as that many mismatched bytes."""
-    ours, reference = (np.frombuffer(captured.kv, dtype=np.uint8) for captured in (handed_over, local))
-    common = min(len(ours), len(reference))
-    num_mismatched = int(np.count_nonzero(ours[:common] != reference[:common])) + abs(len(ours) - len(reference))
+    """Byte by byte on every rank, token by token."""
+    num_bytes, num_mismatched = _compare_kv(handed_over.kv, local.kv)
     return Comparison(
         num_prompt_tokens=num_prompt_tokens,
-        kv_bytes=len(ours),
+        kv_bytes=num_bytes,
         num_mismatched_bytes=num_mismatched,
         equals_colocated=handed_over.token_ids == local.token_ids,
         equals_transformers=None if transformers_ids is None else handed_over.token_ids == transformers_ids,
     )
+
+
+def _compare_kv(handed_over: KvSnapshot | None, local: KvSnapshot | None) -> tuple[int, int]:
+    """Bytes compared, and how many of them differ. A difference in shape counts as that of every byte."""
+    if handed_over is None or local is None:
+        return 0, 0
+    reference, sharding = local.whole(), handed_over.sharding
+    num_bytes = num_mismatched = 0
+    for rank in range(sharding.num_ranks):
+        ours, heads = handed_over.of_rank(rank), sharding.heads_of(rank)
+        expected = reference[:, heads.start : heads.stop]
+        num_bytes += ours.size
+        num_mismatched += ours.size if ours.shape != expected.shape else int(np.count_nonzero(ours != expected))
+    return num_bytes, num_mismatched
