@@ -11,6 +11,7 @@ namespace pdserve {
 namespace {
 
 float* MapPanels(size_t num_bytes) {
+  if (num_bytes == 0) return nullptr;
   void* memory = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   // Large pages spare a walk through the page table every 4 KiB of a stream; a kernel without them ignores this.

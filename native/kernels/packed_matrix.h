@@ -9,6 +9,7 @@
 namespace pdserve {
 
 // Panels of 32 output columns, each [depth][32], one after another; missing columns of the last are zero.
+// There may be none: with more ranks than blocks of columns, a rank's share of a product is empty.
 //
 // Thread safety: const after construction.
 class PackedMatrix {

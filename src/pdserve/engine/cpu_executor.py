@@ -1,10 +1,11 @@
 """A pass on the native CPU kernels, in float32. The same function as `TorchExecutor`, several times faster.
 
 Every sum is made in an order that depends on the row alone (see native/kernels/kernel_table.h), so a token's KV and its
-logits have the same bits whatever the chunk cut, the rest of the batch, the number of threads or the process.
+logits have the same bits whatever the chunk cut, the rest of the batch, the number of threads or ranks, or the process.
 
 Shape suffixes: T tokens of all chunks, R chosen rows, C chunks, P pages of the longest chunk's table, E hidden,
-Q = (N + 2H) * D packed projection, O = N * D attention output, F feed-forward, V vocabulary.
+Q = (N + 2H) * D packed projection and O = N * D attention output of this rank's heads, F feed-forward, V vocabulary;
+W this rank's columns of any of them.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from pdserve._kernels import CpuKernels, PackedMatrix, PagedCache, PassPlan
 from pdserve.engine.kv_storage import KvStorage
 from pdserve.model.decoder import Decoder, DecoderLayer, OnLayer
+from pdserve.model.parallel import Columns
 from pdserve.schedule.batch import Chunk
 
 Array = NDArray[np.float32]
@@ -43,21 +45,21 @@ class CpuExecutor:
     def __init__(self, decoder: Decoder, storage: KvStorage, *, num_threads: int, instruction_set: str = "") -> None:
         config = decoder.config
         self._eps = config.norm_eps
-        self._ffn_dim = config.ffn_dim
-        self._output_dim = config.num_heads * config.head_dim
-        self._packed_dim = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self._communicator = decoder.communicator
+        self._cuts = decoder.cuts
+        num_heads = len(self._cuts.heads.ours) // config.head_dim
+        self._packed_dim = (num_heads + 2 * storage.layout.num_kv_heads) * config.head_dim
         self._kernels = CpuKernels(num_threads, instruction_set)
         self._cache = PagedCache(
-            storage.pages_LPH2SD.numpy(),
+            storage.pages_LPHKSD.numpy(),
             decoder.cos_PR.numpy(),
             decoder.sin_PR.numpy(),
-            num_heads=config.num_heads,
+            num_heads=num_heads,
         )
         self._embedding_VE = _array(decoder.embedding.weight)
         self._layers = [_pack_layer(layer) for layer in decoder.decoder_layers()]
         self._final_norm_E = _array(decoder.final_norm.weight)
         self._lm_head = PackedMatrix.plain(_array(decoder.lm_head.weight))
-        self._vocab_size = config.vocab_size
 
     @staticmethod
     def fits(decoder: Decoder) -> bool:
@@ -71,24 +73,26 @@ class CpuExecutor:
         )
 
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer) -> torch.Tensor:
-        kernels, cache, eps = self._kernels, self._cache, self._eps
+        kernels, cache, cuts, eps = self._kernels, self._cache, self._cuts, self._eps
         plan = self._plan(chunks)
         token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        num_tokens = len(token_ids)
         x_TE = self._embedding_VE[token_ids]
         normed_TE = np.empty_like(x_TE)
-        qkv_TQ = np.empty((len(token_ids), self._packed_dim), np.float32)
-        o_TO = np.empty((len(token_ids), self._output_dim), np.float32)
-        gated_TF = np.empty((len(token_ids), self._ffn_dim), np.float32)
+        qkv_TQ = np.empty((num_tokens, self._packed_dim), np.float32)
+        o_TO = np.empty((num_tokens, len(cuts.heads.ours)), np.float32)
+        gated_TW = np.empty((num_tokens, len(cuts.ffn.ours)), np.float32)
         for layer_index, layer in enumerate(self._layers):
             kernels.rms_norm(x_TE, layer.attention_norm_E, normed_TE, eps)
             kernels.linear(normed_TE, layer.qkv, qkv_TQ)
             kernels.append(cache, plan, layer_index, qkv_TQ, layer.q_norm_D, layer.k_norm_D, eps)
             kernels.attend(cache, plan, layer_index, qkv_TQ, o_TO)
-            kernels.linear_add(o_TO, layer.output, x_TE)
+            # A rank gives its heads' outputs only after it has written their KV: here all ranks have.
+            self._add_product(self._gather(o_TO, cuts.heads), layer.output, x_TE)
             on_layer(layer_index)
             kernels.rms_norm(x_TE, layer.feed_forward_norm_E, normed_TE, eps)
-            kernels.linear(normed_TE, layer.gate_up, gated_TF)
-            kernels.linear_add(gated_TF, layer.down, x_TE)
+            kernels.linear(normed_TE, layer.gate_up, gated_TW)
+            self._add_product(self._gather(gated_TW, cuts.ffn), layer.down, x_TE)
         return torch.from_numpy(x_TE)  # pyright: ignore[reportUnknownMemberType]
 
     def final_norm(self, x_RE: torch.Tensor) -> torch.Tensor:
@@ -97,9 +101,22 @@ class CpuExecutor:
         return normed_RE
 
     def logits(self, normed_RE: torch.Tensor) -> torch.Tensor:
-        logits_RV = torch.empty(len(normed_RE), self._vocab_size)
-        self._kernels.linear(normed_RE.numpy(), self._lm_head, logits_RV.numpy())
-        return logits_RV
+        logits_RW = torch.empty(len(normed_RE), len(self._cuts.vocab.ours))
+        self._kernels.linear(normed_RE.numpy(), self._lm_head, logits_RW.numpy())
+        return self._communicator.gather_columns(logits_RW, self._cuts.vocab.widths)
+
+    def _add_product(self, inputs: Array, weight: PackedMatrix, x_TE: Array) -> None:
+        """Adds the product to the residual; both have all hidden columns, on every rank."""
+        if self._communicator.num_ranks == 1:
+            self._kernels.linear_add(inputs, weight, x_TE)
+            return
+        product_TW = np.empty((len(x_TE), len(self._cuts.hidden.ours)), np.float32)
+        self._kernels.linear(inputs, weight, product_TW)
+        x_TE += self._gather(product_TW, self._cuts.hidden)
+
+    def _gather(self, ours_TW: Array, columns: Columns) -> Array:
+        ours = torch.from_numpy(ours_TW)  # pyright: ignore[reportUnknownMemberType]
+        return self._communicator.gather_columns(ours, columns.widths).numpy()
 
     def _plan(self, chunks: Sequence[Chunk]) -> PassPlan:
         page_tables_CP = np.zeros((len(chunks), max(len(chunk.page_indices) for chunk in chunks)), np.int32)

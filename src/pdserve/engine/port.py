@@ -1,6 +1,6 @@
 """The engine as a worker sees it: a model on one or more rank processes, one forward pass at a time. Torch-free."""
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
@@ -55,6 +55,10 @@ class Engine(Protocol):
 
         Raises: `InternalError` that names the rank, when one died or failed; the others are ended then.
         """
+        ...
+
+    async def wait_failed(self) -> NoReturn:
+        """Raises: `InternalError` that names the rank as soon as one has died or failed, between passes too."""
         ...
 
     async def close(self) -> None: ...

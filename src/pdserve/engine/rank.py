@@ -1,4 +1,4 @@
-"""The rank process: `python -m pdserve.engine.rank FD`, where FD is the socket to the worker.
+"""A rank process: `python -m pdserve.engine.rank FD`, where FD is the socket to the worker.
 
 Ends when the worker's end of the socket closes, in the middle of a pass too, so that no rank outlives its worker.
 """
@@ -12,10 +12,9 @@ import sys
 import threading
 from pathlib import Path
 
-from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.engine.rank_protocol import (
     PassDone,
-    PassFailed,
+    RankFailed,
     RankReady,
     RankReply,
     RankStart,
@@ -24,10 +23,9 @@ from pdserve.engine.rank_protocol import (
     encode_frame,
     receive_request,
 )
+from pdserve.engine.shape import sharding_of
 from pdserve.errors import ConfigError, InternalError
-from pdserve.kv.layout import DTYPE_BYTES, KvLayout
-from pdserve.model.checkpoint import fingerprint
-from pdserve.model.config import ModelConfig, read_config
+from pdserve.model.config import read_config
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +42,10 @@ def main() -> int:
         _send(connection, StartRefused(message=error.message))
         return 2
     except Exception as error:
-        _log.exception("rank_failed")
-        _send(connection, PassFailed(message=f"{type(error).__name__}: {error}"))
+        lost_peer = isinstance(error.__cause__, ConnectionError)
+        if not lost_peer:
+            _log.exception("rank_failed")
+        _send(connection, RankFailed(message=f"{type(error).__name__}: {error}", lost_peer=lost_peer))
         return 1
 
 
@@ -64,50 +64,28 @@ def _serve(connection: socket.socket) -> int:
     start = receive_request(connection)
     if not isinstance(start, RankStart):
         raise InternalError(f"the first request must be a start, not {type(start).__name__}")
-    spec = start.spec
-    model_dir = Path(spec.model_dir)
-    config = read_config(model_dir)
-    layout = kv_layout(config, spec)
+    config = read_config(Path(start.spec.model_dir))
+    sharding = sharding_of(config, start.spec)
     # Before torch starts its threads, which inherit the mask.
-    if spec.cpus:
-        os.sched_setaffinity(0, spec.cpus)
+    if start.cpus:
+        os.sched_setaffinity(0, start.cpus)
 
-    from pdserve.engine.kv_storage import tail_slot_bytes
-    from pdserve.engine.loading import load_runner
+    from pdserve.engine.loading import load_rank
 
-    runner, storage = load_runner(model_dir, config, layout, spec)
-    info = EngineInfo(
-        layout=layout,
-        num_pages=spec.num_pages,
-        num_tail_slots=spec.num_tail_slots,
-        tail_slot_bytes=tail_slot_bytes(hidden_dim=config.hidden_dim, dtype=spec.dtype),
-        max_model_len=config.max_model_len,
-        model_fingerprint=fingerprint(model_dir, config),
-        pid=os.getpid(),
-    )
-    regions = (storage.kv_region, storage.tail_region, storage.counter_region)
-    frame = encode_frame(RankReady(info=info))
+    loaded = load_rank(config, sharding.rank_layout, start)
+    frame = encode_frame(RankReady())
     # The descriptors travel with the first byte; a partial send after it carries none.
-    sent = socket.send_fds(connection, [frame], [region.fd for region in regions])
+    sent = socket.send_fds(connection, [frame], [region.fd for region in loaded.regions])
     connection.sendall(frame[sent:])
     while (request := receive_request(connection)) is not None:
         if not isinstance(request, RunPass):
             raise InternalError(f"a {type(request).__name__} came where a pass was due")
-        _send(connection, PassDone(result=runner.run(request.batch)))
+        _send(connection, PassDone(result=loaded.runner.run(request.batch)))
     return 0
 
 
-def kv_layout(config: ModelConfig, spec: EngineSpec) -> KvLayout:
-    if spec.dtype not in DTYPE_BYTES:
-        raise ConfigError(f"dtype {spec.dtype!r} is not supported; known are {', '.join(DTYPE_BYTES)}")
-    return KvLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_slots=spec.page_slots,
-        dtype=spec.dtype,
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    # Without the destructors of torch.distributed, which may abort when other ranks are gone.
+    os._exit(exit_code)

@@ -1,15 +1,16 @@
-"""Messages between a worker and its rank process, over a Unix socket that the rank inherits.
+"""Messages between a worker and one of its rank processes, over a Unix socket that the rank inherits.
 
 Frame: u32 little-endian length, then that many bytes of msgpack. Conversation: `RankStart`, answered by `RankReady`
-(with three file descriptors beside its first byte: KV, tail and counter region) or `StartRefused`; then any number of
-`Batch`, each answered by `PassDone` or `PassFailed`, after which the rank exits. End of file on either side ends both.
+(with descriptors of the rank's regions beside its first byte: KV; from rank 0 tail and counter too) or `StartRefused`;
+then any number of `RunPass`, each answered by `PassDone` or `RankFailed`, after which the rank exits. End of file on
+either side ends both. All ranks are sent the same `RunPass`.
 """
 
 import socket
 
 import msgspec
 
-from pdserve.engine.port import EngineInfo, EngineSpec
+from pdserve.engine.port import EngineSpec
 from pdserve.errors import InternalError
 from pdserve.schedule.batch import Batch, BatchResult
 
@@ -17,15 +18,20 @@ LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Far above the largest batch: 32 new sequences of 128 K tokens, 5 bytes a token, are 21 MB."""
 
-NUM_REGIONS = 3
+MAX_REGIONS = 3
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="start"):
     spec: EngineSpec
+    rank: int
+    cpus: tuple[int, ...]
+    """Of this rank alone."""
+    rendezvous_fd: int | None
+    """A file that all ranks inherited, in which they find each other; None for the only rank."""
 
 
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ready"):
-    info: EngineInfo
+    """The model is loaded."""
 
 
 class StartRefused(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="refused"):
@@ -40,16 +46,19 @@ class RunPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 class PassDone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):
     result: BatchResult
+    """Of rank 0: with the sampled tokens; of the others: without."""
 
 
-class PassFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="failed"):
+class RankFailed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="failed"):
     """The pass, or the start, met an error that is a bug; the rank is gone after it."""
 
     message: str
+    lost_peer: bool
+    """True when another rank was gone: this one is not the cause."""
 
 
 RankRequest = RankStart | RunPass
-RankReply = RankReady | StartRefused | PassDone | PassFailed
+RankReply = RankReady | StartRefused | PassDone | RankFailed
 
 _encoder = msgspec.msgpack.Encoder()
 request_decoder: "msgspec.msgpack.Decoder[RankRequest]" = msgspec.msgpack.Decoder(RankRequest)

@@ -1,16 +1,18 @@
-"""One forward pass over a batch: check it, compute it, write tails, sample, tick.
+"""One forward pass over a batch: check it, compute it; and on rank 0 tick, write tails, sample.
 
-Shape suffixes: T tokens of all chunks; R rows that are needed after the last layer (tails and samples); E hidden.
+Shape suffixes: T tokens of all chunks; R rows that are needed after the last layer (tails and samples); E hidden;
+V vocabulary.
 """
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from pdserve._kernels import CounterTicker
 from pdserve.engine.executor import Executor
-from pdserve.engine.kv_storage import KvStorage
+from pdserve.engine.kv_storage import KvStorage, LeadStorage
 from pdserve.engine.sampler import Sampler
 from pdserve.errors import InternalError
 from pdserve.ids import SequenceId
@@ -18,34 +20,58 @@ from pdserve.model.config import ModelConfig
 from pdserve.schedule.batch import Batch, BatchResult, Chunk
 
 
-class Runner:
-    """Threads: one at a time."""
+class Lead:
+    """What rank 0 does beside computing: it ticks, writes tails and samples."""
 
-    def __init__(self, *, config: ModelConfig, storage: KvStorage, executor: Executor) -> None:
+    def __init__(self, storage: LeadStorage, *, vocab_size: int) -> None:
+        self._ticker = CounterTicker(np.frombuffer(storage.counter_region.buffer, dtype=np.uint8))
+        self._tails_IE = storage.tails_IE
+        self.sampler = Sampler(vocab_size=vocab_size)
+
+    def tick(self) -> None:
+        self._ticker.tick()
+
+    def write_tail(self, tail_slot: int, normed_E: torch.Tensor) -> None:
+        self._tails_IE[tail_slot] = normed_E
+
+    def problem(self, chunk: Chunk) -> str | None:
+        if chunk.tail_slot is not None and not 0 <= chunk.tail_slot < len(self._tails_IE):
+            return f"tail slot {chunk.tail_slot} is outside [0, {len(self._tails_IE)})"
+        if chunk.samples and not self.sampler.knows(chunk.sequence_id):
+            return "it samples, but was not announced"
+        return None
+
+
+class Runner:
+    """Every rank runs the same batches, so that all call the same gathers. Threads: one at a time."""
+
+    def __init__(self, *, config: ModelConfig, storage: KvStorage, executor: Executor, lead: Lead | None) -> None:
         self._config = config
         self._storage = storage
         self._executor = executor
-        self._sampler = Sampler(vocab_size=config.vocab_size)
-        self._ticker = CounterTicker(np.frombuffer(storage.counter_region.buffer, dtype=np.uint8))
+        self._lead = lead
         self._next_pass_index = 0
 
     def run(self, batch: Batch) -> BatchResult:
-        """Raises: `InternalError` for a batch that breaks the contract, before any byte of KV is written."""
+        """Raises: `InternalError` for a batch that breaks the contract, before a byte of this rank's KV is written."""
         started_ns = time.monotonic_ns()
-        for new in batch.new_sequences:
-            self._sampler.add(new)
+        if self._lead is not None:
+            for new in batch.new_sequences:
+                self._lead.sampler.add(new)
         self._check(batch)
         self._next_pass_index += 1
-        x_TE = self._executor.forward(batch.chunks, self._tick_layer)
+        x_TE = self._executor.forward(batch.chunks, self._on_layer)
         sampled = self._finish(batch.chunks, x_TE)
-        self._ticker.tick()
-        self._sampler.forget(batch.ended_sequences)
+        if self._lead is not None:
+            self._lead.tick()
+            self._lead.sampler.forget(batch.ended_sequences)
         return BatchResult(
             pass_index=batch.pass_index, sampled=sampled, started_ns=started_ns, ended_ns=time.monotonic_ns()
         )
 
-    def _tick_layer(self, layer_index: int) -> None:
-        self._ticker.tick()
+    def _on_layer(self, layer_index: int) -> None:
+        if self._lead is not None:
+            self._lead.tick()
 
     def _finish(self, chunks: tuple[Chunk, ...], x_TE: torch.Tensor) -> tuple[tuple[SequenceId, int], ...]:
         """Writes the tails and samples: only the last rows of the chunks that ask for it pass the final norm."""
@@ -58,15 +84,25 @@ class Runner:
         if not needed:
             return ()
         normed_RE = self._executor.final_norm(x_TE[[row for row, _ in needed]])
-        for row, (_, chunk) in enumerate(needed):
-            if chunk.tail_slot is not None:
-                self._storage.tails_IE[chunk.tail_slot] = normed_RE[row]
-        sampling = [(row, chunk.sequence_id) for row, (_, chunk) in enumerate(needed) if chunk.samples]
+        if self._lead is not None:
+            for row, (_, chunk) in enumerate(needed):
+                if chunk.tail_slot is not None:
+                    self._lead.write_tail(chunk.tail_slot, normed_RE[row])
+        return self._sample(
+            [(row, chunk.sequence_id) for row, (_, chunk) in enumerate(needed) if chunk.samples], normed_RE
+        )
+
+    def _sample(
+        self, sampling: Sequence[tuple[int, SequenceId]], normed_RE: torch.Tensor
+    ) -> tuple[tuple[SequenceId, int], ...]:
+        """Every rank computes its part of the logits; rank 0 samples."""
         if not sampling:
             return ()
         sequence_ids = [sequence_id for _, sequence_id in sampling]
         logits_RV = self._executor.logits(normed_RE[[row for row, _ in sampling]])
-        return tuple(zip(sequence_ids, self._sampler.sample(logits_RV, sequence_ids), strict=True))
+        if self._lead is None:
+            return ()
+        return tuple(zip(sequence_ids, self._lead.sampler.sample(logits_RV, sequence_ids), strict=True))
 
     def _check(self, batch: Batch) -> None:
         if batch.pass_index != self._next_pass_index:
@@ -75,6 +111,8 @@ class Runner:
             raise InternalError(f"pass {batch.pass_index} has no chunks")
         for chunk in batch.chunks:
             problem = self._problem(chunk)
+            if problem is None and self._lead is not None:
+                problem = self._lead.problem(chunk)
             if problem is not None:
                 raise InternalError(f"pass {batch.pass_index}, sequence {chunk.sequence_id}: {problem}")
 
@@ -87,8 +125,4 @@ class Runner:
             return f"{len(chunk.page_indices)} pages do not hold {chunk.stop} tokens"
         if not 0 <= min(chunk.page_indices) <= max(chunk.page_indices) < self._storage.num_pages:
             return f"a page is outside [0, {self._storage.num_pages})"
-        if chunk.tail_slot is not None and not 0 <= chunk.tail_slot < len(self._storage.tails_IE):
-            return f"tail slot {chunk.tail_slot} is outside [0, {len(self._storage.tails_IE)})"
-        if chunk.samples and not self._sampler.knows(chunk.sequence_id):
-            return "it samples, but was not announced"
         return None

@@ -38,7 +38,7 @@ class TorchExecutor:
 class _PagedAttention:
     def __init__(self, chunks: Sequence[Chunk], storage: KvStorage) -> None:
         self._chunks = chunks
-        self._pages_LPH2SD = storage.pages_LPH2SD
+        self._pages_LPH2SD = storage.pages_LPHKSD
         page_slots = storage.layout.page_slots
         positions = [(chunk, position) for chunk in chunks for position in range(chunk.start, chunk.stop)]
         self._page_T = torch.tensor([chunk.page_indices[position // page_slots] for chunk, position in positions])

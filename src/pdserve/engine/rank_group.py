@@ -1,0 +1,103 @@
+"""All rank processes of one engine: asked together, and ended together when one of them fails. Torch-free.
+
+A rank that dies makes the others fail too, in the middle of a gather. The error names the one that is the cause: the
+first that ended otherwise than by the loss of another.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from pdserve.engine.port import EngineSpec
+from pdserve.engine.rank_process import RankEnd, RankProcess
+from pdserve.engine.rank_protocol import RankReply, StartRefused
+from pdserve.errors import ConfigError, InternalError, PdserveError
+
+_CAUSE_TIMEOUT_S = 2.0
+"""A dead rank's socket closes at once; its exit status may come later than the complaints of the others."""
+
+
+class RankGroup:
+    """Once it has failed, every later request does, with the same error."""
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self.ranks = tuple(ranks)
+        self._failure: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def spawn(cls, spec: EngineSpec, *, rendezvous_fd: int | None) -> "RankGroup":
+        inherited_fds = () if rendezvous_fd is None else (rendezvous_fd,)
+        ranks: list[RankProcess] = []
+        try:
+            for rank in range(spec.tensor_parallel_size):
+                ranks.append(await RankProcess.spawn(rank, num_threads=spec.num_threads, inherited_fds=inherited_fds))
+        except BaseException:
+            await asyncio.gather(*(rank.close() for rank in ranks))
+            raise
+        return cls(ranks)
+
+    async def ask(self, frames: Sequence[bytes], *, what: str, timeout_s: float) -> list[RankReply]:
+        """The answers to one request to each rank.
+
+        Raises: `InternalError` that names the rank which died or failed; `ConfigError` when one refused to start.
+        """
+        if self._failure.done():
+            raise self._failure.result()
+        asking = asyncio.create_task(self._ask_each(frames))
+        try:
+            await asyncio.wait({asking, self._failure}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise self._fail(InternalError(f"{what} did not end in {timeout_s:.0f} s"))
+            return asking.result()
+        except asyncio.CancelledError:
+            # The conversation is in an unknown state.
+            self._fail(InternalError(f"{what} was abandoned"))
+            raise
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+
+    async def _ask_each(self, frames: Sequence[bytes]) -> list[RankReply]:
+        return await asyncio.gather(*(rank.ask(frame) for rank, frame in zip(self.ranks, frames, strict=True)))
+
+    async def wait_failed(self) -> PdserveError:
+        """What became of the group, once it has failed or is closed."""
+        return await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        """Requires: no views of the regions are left."""
+        self._watching.cancel()
+        if not self._failure.done():
+            self._failure.set_result(InternalError("the engine is closed"))
+        await asyncio.gather(*(rank.close() for rank in self.ranks))
+
+    def _fail(self, error: PdserveError) -> PdserveError:
+        """Ends all ranks. Returns the first failure, which is the one that counts."""
+        if not self._failure.done():
+            self._failure.set_result(error)
+        for rank in self.ranks:
+            rank.kill()
+        return self._failure.result()
+
+    async def _watch(self) -> None:
+        self._fail(_error_of(await self._first_cause()))
+
+    async def _first_cause(self) -> RankEnd:
+        """The end of the rank that made the others fail, or of one of them when none such comes to light."""
+        ends = {rank.end for rank in self.ranks}
+        done, pending = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        deadline = asyncio.get_running_loop().time() + _CAUSE_TIMEOUT_S
+        while True:
+            causes = [end.result() for end in done if not end.result().lost_peer]
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            if causes or not pending or remaining_s <= 0:
+                break
+            newly_done, pending = await asyncio.wait(pending, timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+            done |= newly_done
+        return min(causes or [end.result() for end in done], key=lambda end: end.rank)
+
+
+def _error_of(end: RankEnd) -> PdserveError:
+    if isinstance(end.last_words, StartRefused):
+        return ConfigError(end.last_words.message)
+    return InternalError(str(end))

@@ -1,0 +1,57 @@
+"""What a spec comes to for its model: worked out alike by the main process and by every rank. Torch-free."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdserve.engine.port import EngineInfo, EngineSpec
+from pdserve.errors import ConfigError
+from pdserve.kv.layout import DTYPE_BYTES
+from pdserve.kv.shard import KvSharding
+from pdserve.model.checkpoint import fingerprint
+from pdserve.model.config import ModelConfig, read_config
+from pdserve.units import div_ceil
+
+_TAIL_ALIGNMENT = 64
+
+
+def sharding_of(config: ModelConfig, spec: EngineSpec) -> KvSharding:
+    """Raises: `ConfigError` for an unknown dtype, or when the ranks do not divide the model's heads."""
+    layout = config.kv_layout(page_slots=spec.page_slots, dtype=spec.dtype)
+    sharding = KvSharding(layout=layout, num_ranks=spec.tensor_parallel_size)
+    sharding.require_valid()
+    if config.num_heads % sharding.num_ranks:
+        raise ConfigError(
+            f"tensor parallel size {sharding.num_ranks} does not divide the model's {config.num_heads} attention heads"
+        )
+    return sharding
+
+
+def tail_slot_bytes(*, hidden_dim: int, dtype: str) -> int:
+    return div_ceil(hidden_dim * DTYPE_BYTES[dtype], _TAIL_ALIGNMENT) * _TAIL_ALIGNMENT
+
+
+def info_of(spec: EngineSpec) -> EngineInfo:
+    """All that an engine says of itself, but for the processes, which are not there yet.
+
+    Raises: `ConfigError` when the spec can't be done. Cost: reads a sample of the weights.
+    """
+    model_dir = Path(spec.model_dir)
+    config = read_config(model_dir)
+    return EngineInfo(
+        sharding=sharding_of(config, spec),
+        num_pages=spec.num_pages,
+        num_tail_slots=spec.num_tail_slots,
+        tail_slot_bytes=tail_slot_bytes(hidden_dim=config.hidden_dim, dtype=spec.dtype),
+        max_model_len=config.max_model_len,
+        model_fingerprint=fingerprint(model_dir, config),
+        pids=(),
+    )
+
+
+def cpus_of_rank(cpus: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
+    """Equal runs of the cores, or, where there are fewer than ranks, one core in turn. None means not pinned."""
+    if not cpus:
+        return ()
+    if len(cpus) < num_ranks:
+        return (cpus[rank % len(cpus)],)
+    return tuple(cpus[len(cpus) * rank // num_ranks : len(cpus) * (rank + 1) // num_ranks])
