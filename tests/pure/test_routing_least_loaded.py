@@ -268,3 +268,19 @@ def test_choose_fills_the_emptier_ranks_up_to_the_level_of_the_others(
     for _ in range(num_requests):
         levels[levels.index(min(levels))] += 1
     assert [rank.num_sequences for _, rank in registry.view.decoding_ranks()] == levels
+
+
+def test_choose_lets_idle_ranks_and_prefill_workers_take_turns_over_heartbeats() -> None:
+    registry = registry_of(ranks_of_decoders=[2, 1], num_prefill=2)
+    chosen: list[tuple[WorkerId, int]] = []
+    prefills: list[str | None] = []
+    for _ in range(6):
+        route = choose(registry.view, num_prompt_tokens=10)
+        chosen.append(place(route))
+        prefills.append(names(route)[1])
+        dispatch(registry, 1)
+        for worker_id, num_ranks in (("d0", 2), ("d1", 1), ("p0", 1), ("p1", 1)):
+            beat = WorkerHeartbeat(sender=Incarnation(1), loads=(EMPTY,) * num_ranks)
+            assert registry.heartbeat(WorkerId(worker_id), beat, 0)
+    assert chosen == [("d0", 0), ("d0", 1), ("d1", 0)] * 2
+    assert prefills == ["p0", "p1"] * 3

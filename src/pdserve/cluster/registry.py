@@ -124,7 +124,10 @@ class Registry:
             )
         self._workers[worker_id] = replace(
             worker,
-            ranks=_ranks_of(heartbeat.loads),
+            ranks=tuple(
+                RankView(dp_rank=before.dp_rank, load=load, num_turns=before.num_turns)
+                for before, load in zip(worker.ranks, heartbeat.loads, strict=True)
+            ),
             num_prefill_peers=heartbeat.num_prefill_peers,
             lease_deadline_ns=now_ns + worker.lease_ns,
         )
@@ -158,6 +161,7 @@ class Registry:
             before,
             num_dispatched_sequences=before.num_dispatched_sequences + num_sequences,
             num_dispatched_tokens=before.num_dispatched_tokens + num_tokens,
+            num_turns=before.num_turns + num_sequences,
         )
         self._workers[worker_id] = replace(worker, ranks=(*worker.ranks[:dp_rank], rank, *worker.ranks[dp_rank + 1 :]))
         self._refresh()

@@ -18,6 +18,8 @@ class RankView:
     num_dispatched_sequences: int = 0
     """What was sent to this rank since that heartbeat, so that a burst between two heartbeats spreads."""
     num_dispatched_tokens: int = 0
+    num_turns: int = 0
+    """Sequences sent to this rank since its worker joined: among equals, the one with fewest is next."""
 
     @property
     def num_sequences(self) -> int:

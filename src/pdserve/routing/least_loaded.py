@@ -4,6 +4,7 @@ Load is what a worker reported with its last heartbeat plus what was dispatched 
 - of a prefill worker, the prompt tokens that wait for prefill, for a pass takes time by tokens;
 - of a data parallel rank of a decode worker, the sequences it holds, for a step takes time by sequences; where those
   are equal, fewer free pages is more load, and a rank without a free page comes after all that have one.
+Equals take turns: the next is the one that was sent fewest sequences since its worker joined.
 
 Ranks are balanced, not workers, for each rank has a KV cache and steps of its own: a worker of eight ranks gets eight
 times what a worker of one gets.
@@ -40,7 +41,7 @@ def choose(
     excluded_workers: Set[WorkerId] = frozenset(),
     excluded_ranks: Set[RankKey] = frozenset(),
 ) -> Route:
-    """The least loaded rank of all decode workers, and the prefill worker for it; ties go to the lower id, then rank.
+    """The least loaded rank of all decode workers, and the prefill worker for it; last ties go to the lower id and rank.
 
     An excluded worker is neither of the two, with all its ranks; an excluded rank leaves its worker's others.
 
@@ -67,14 +68,15 @@ def choose(
     return Route(decode=decode, dp_rank=rank.dp_rank, prefill=prefill)
 
 
-def _decode_load(candidate: tuple[WorkerView, RankView]) -> tuple[bool, int, int, WorkerId, int]:
+def _decode_load(candidate: tuple[WorkerView, RankView]) -> tuple[bool, int, int, int, WorkerId, int]:
     worker, rank = candidate
-    return rank.is_full, rank.num_sequences, -rank.load.num_free_pages, worker.worker_id, rank.dp_rank
+    free_pages = rank.load.num_free_pages
+    return rank.is_full, rank.num_sequences, -free_pages, rank.num_turns, worker.worker_id, rank.dp_rank
 
 
-def _prefill_load(worker: WorkerView) -> tuple[int, WorkerId]:
+def _prefill_load(worker: WorkerView) -> tuple[int, int, WorkerId]:
     (rank,) = worker.ranks
-    return rank.num_waiting_tokens, worker.worker_id
+    return rank.num_waiting_tokens, rank.num_turns, worker.worker_id
 
 
 def _absence(view: ClusterView) -> str:
