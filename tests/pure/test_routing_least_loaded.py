@@ -265,8 +265,11 @@ def test_choose_fills_the_emptier_ranks_up_to_the_level_of_the_others(
         assert registry.heartbeat(WorkerId(f"d{index}"), WorkerHeartbeat(sender=Incarnation(1), loads=loads), 0)
     dispatch(registry, num_requests)
     levels = [count for counts in running for count in counts]
+    turns = [0] * len(levels)
     for _ in range(num_requests):
-        levels[levels.index(min(levels))] += 1
+        lowest = min(range(len(levels)), key=lambda index: (levels[index], turns[index]))
+        levels[lowest] += 1
+        turns[lowest] += 1
     assert [rank.num_sequences for _, rank in registry.view.decoding_ranks()] == levels
 
 
