@@ -66,6 +66,7 @@ class DecodeRoleSide:
         request = Generate(
             request_id=RequestId(name),
             receiver=DECODE,
+            dp_rank=0,
             prompt_token_ids=tuple(range(num_tokens)),
             sampling=sampling or SamplingParams(max_tokens=4),
             prefill=prefill,

@@ -1,6 +1,7 @@
 """The receiver of one decode worker on a scripted fabric, with what it sent and whom it dropped."""
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from tests.pure.scripted_fabric import ScriptedFabric
 
@@ -8,10 +9,13 @@ from pdserve.fabric.port import Fenced, RegionDescriptor, RegionId
 from pdserve.ids import HandoffId, Incarnation, RequestId, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.pages import PagePool
+from pdserve.kv.shard import KvSharding
+from pdserve.transfer.destination import Destination, exposures_of
 from pdserve.transfer.receiver import Receiver, ReceiverLimits
-from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message
+from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message, RankRegions
 
-LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, page_slots=4, dtype="float32")
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=2, page_slots=4, dtype="float32")
+ONE_RANK = KvSharding(layout=LAYOUT)
 DECODE = Incarnation(1)
 PREFILL = Incarnation(2)
 """The peer that is connected from the start."""
@@ -21,26 +25,36 @@ PREFILL = Incarnation(2)
 class DecodeSide:
     num_pages: int = 16
     num_tail_slots: int = 4
+    """Pages and tail slots are of each data parallel rank."""
+    num_dp_ranks: int = 1
+    sharding: KvSharding = ONE_RANK
     limits: ReceiverLimits = field(default_factory=ReceiverLimits)
     fabric: ScriptedFabric = field(default_factory=ScriptedFabric)
     sent: list[tuple[Incarnation, Message]] = field(default_factory=list[tuple[Incarnation, Message]])
     dropped: list[Incarnation] = field(default_factory=list[Incarnation])
-    exposures: dict[Incarnation, tuple[RegionDescriptor, RegionDescriptor]] = field(
-        default_factory=dict[Incarnation, tuple[RegionDescriptor, RegionDescriptor]]
+    regions: dict[Incarnation, tuple[RankRegions, ...]] = field(
+        default_factory=dict[Incarnation, tuple[RankRegions, ...]]
     )
-    pool: PagePool = field(init=False)
+    """What each peer that is not fenced was given keys for."""
+    pools: list[PagePool] = field(init=False)
     receiver: Receiver = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pool = PagePool(num_pages=self.num_pages)
+        self.pools = [PagePool(num_pages=self.num_pages) for _ in range(self.num_dp_ranks)]
+        region_ids = map(RegionId, count())
         self.receiver = Receiver(
             incarnation=DECODE,
-            layout=LAYOUT,
-            pool=self.pool,
+            sharding=self.sharding,
+            destinations=[
+                Destination(
+                    pool=pool,
+                    kv_regions=tuple(next(region_ids) for _ in range(self.sharding.num_ranks)),
+                    tail_region=next(region_ids),
+                    num_tail_slots=self.num_tail_slots,
+                )
+                for pool in self.pools
+            ],
             fabric=self.fabric,
-            kv_region=RegionId(0),
-            tail_region=RegionId(1),
-            num_tail_slots=self.num_tail_slots,
             outbox=self,
             drop_peer=self._drop,
             limits=self.limits,
@@ -54,18 +68,29 @@ class DecodeSide:
         assert why
         self.dropped.append(peer)
 
-    def join(self, peer: Incarnation) -> None:
-        self.exposures[peer] = self.receiver.expose()
-        self.receiver.peer_joined(
-            worker_id=WorkerId(f"prefill-{peer}"), incarnation=peer, exposures=self.exposures[peer]
-        )
+    @property
+    def pool(self) -> PagePool:
+        """Of the first data parallel rank."""
+        return self.pools[0]
 
-    def open(self, *, num_tokens: int = 8, peer: Incarnation = PREFILL, now_ns: int = 0) -> Grant:
+    def join(self, peer: Incarnation, sharding: KvSharding = ONE_RANK) -> None:
+        """`sharding` is the peer's."""
+        regions = self.receiver.expose()
+        self.receiver.peer_joined(
+            worker_id=WorkerId(f"prefill-{peer}"), incarnation=peer, sharding=sharding, regions=regions
+        )
+        self.regions[peer] = regions
+
+    def exposures(self, peer: Incarnation) -> list[RegionDescriptor]:
+        return exposures_of(self.regions[peer])
+
+    def open(self, *, num_tokens: int = 8, peer: Incarnation = PREFILL, dp_rank: int = 0, now_ns: int = 0) -> Grant:
         """Open a handoff; its grant, as sent."""
         handoff_id = self.receiver.open(
             request_id=RequestId(f"request-{self.receiver.num_open}"),
             token_ids=tuple(range(num_tokens)),
             peer=peer,
+            dp_rank=dp_rank,
             now_ns=now_ns,
             timeout_s=30.0,
             traced=False,
@@ -107,10 +132,10 @@ class DecodeSide:
         self.receiver.on_fabric_event(event, now_ns=now_ns)
 
     def is_fenced(self, peer: Incarnation) -> None:
-        """The fabric reports both exposures of a peer fenced."""
-        for exposure in self.exposures.pop(peer):
+        """The fabric reports all exposures of a peer fenced."""
+        for exposure in exposures_of(self.regions.pop(peer)):
             self.receiver.on_fabric_event(Fenced(exposure=exposure), now_ns=0)
 
     def is_whole(self) -> bool:
         """Nothing is out: no handoff, no page."""
-        return self.receiver.num_open == 0 and self.pool.num_free == self.num_pages
+        return self.receiver.num_open == 0 and all(pool.num_free == self.num_pages for pool in self.pools)

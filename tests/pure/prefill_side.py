@@ -9,14 +9,17 @@ from pdserve.fabric.port import FlushId, PagePush, PushId, PushOutcome, RegionDe
 from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, SequenceId, TailSlot, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.pages import PagePool
+from pdserve.kv.shard import KvSharding
 from pdserve.prefill.role import PrefillRole
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.scheduler import Scheduler
 from pdserve.transfer.sender import Sender
-from pdserve.wire.peer import PROTOCOL_VERSION, Cancel, Grant, Message, PeerHello
+from pdserve.transfer.source import Source
+from pdserve.wire.peer import PROTOCOL_VERSION, Cancel, Grant, Message, PeerHello, RankRegions
 
-LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, page_slots=4, dtype="float32")
+LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=2, page_slots=4, dtype="float32")
+ONE_RANK = KvSharding(layout=LAYOUT)
 TAIL_BYTES = 64
 CHUNK_TOKENS = 6
 DECODE = Incarnation(1)
@@ -24,26 +27,30 @@ DECODE = Incarnation(1)
 PREFILL = Incarnation(2)
 
 
-def region(key: int) -> RegionDescriptor:
-    whole = RegionSlice(start=0, num_bytes=REGION_BYTES, base=0, key=key)
-    return RegionDescriptor(num_bytes=REGION_BYTES, slices=(whole,))
+def region(key: int, *, num_bytes: int = REGION_BYTES) -> RegionDescriptor:
+    whole = RegionSlice(start=0, num_bytes=num_bytes, base=0, keys=(key,))
+    return RegionDescriptor(num_bytes=num_bytes, nics=(0,), slices=(whole,))
 
 
-def hello_of(incarnation: Incarnation, *, kv: RegionDescriptor | None, tail: RegionDescriptor | None) -> PeerHello:
+def hello_of(incarnation: Incarnation, *, sharding: KvSharding = ONE_RANK, num_dp_ranks: int = 1) -> PeerHello:
+    """A decode worker's."""
+    keys = count(100 * incarnation)
     return PeerHello(
         protocol_version=PROTOCOL_VERSION,
         worker_id=WorkerId(f"decode-{incarnation}"),
         incarnation=incarnation,
         model_fingerprint="toy",
-        layout=LAYOUT,
+        sharding=sharding,
         num_pages=32,
         tail_slot_bytes=TAIL_BYTES,
         heartbeat_s=1.0,
         lease_s=3.0,
         fabric_provider="scripted",
         fabric_address=b"",
-        kv=kv,
-        tail=tail,
+        regions=tuple(
+            RankRegions(kv=tuple(region(next(keys)) for _ in range(sharding.num_ranks)), tail=region(next(keys)))
+            for _ in range(num_dp_ranks)
+        ),
     )
 
 
@@ -52,6 +59,7 @@ class PrefillSide:
     num_pages: int = 16
     num_tail_slots: int = 4
     max_waiting: int = 8
+    sharding: KvSharding = ONE_RANK
     fabric: ScriptedFabric = field(default_factory=ScriptedFabric)
     sent: list[tuple[Incarnation, Message]] = field(default_factory=list[tuple[Incarnation, Message]])
     dropped: list[Incarnation] = field(default_factory=list[Incarnation])
@@ -76,12 +84,14 @@ class PrefillSide:
         )
         self.sender = Sender(
             incarnation=PREFILL,
-            layout=LAYOUT,
-            num_pages=self.num_pages,
-            tail_slot_bytes=TAIL_BYTES,
+            source=Source(
+                sharding=self.sharding,
+                num_pages=self.num_pages,
+                kv_regions=tuple(map(RegionId, range(self.sharding.num_ranks))),
+                tail_region=RegionId(self.sharding.num_ranks),
+                tail_slot_bytes=TAIL_BYTES,
+            ),
             fabric=self.fabric,
-            kv_region=RegionId(0),
-            tail_region=RegionId(1),
             outbox=self,
             drop_peer=self._drop,
         )
@@ -104,11 +114,18 @@ class PrefillSide:
         assert why
         self.dropped.append(peer)
 
-    def join(self, peer: Incarnation) -> None:
-        self.sender.peer_joined(hello_of(peer, kv=region(2 * peer), tail=region(2 * peer + 1)))
+    def join(self, peer: Incarnation, *, sharding: KvSharding = ONE_RANK, num_dp_ranks: int = 1) -> None:
+        """`sharding` is the peer's."""
+        self.sender.peer_joined(hello_of(peer, sharding=sharding, num_dp_ranks=num_dp_ranks))
 
     def grant(
-        self, handoff_id: int = 1, *, num_tokens: int = 12, num_held_tokens: int = 0, peer: Incarnation = DECODE
+        self,
+        handoff_id: int = 1,
+        *,
+        num_tokens: int = 12,
+        num_held_tokens: int = 0,
+        peer: Incarnation = DECODE,
+        dp_rank: int = 0,
     ) -> Grant:
         num_pages = LAYOUT.num_pages_for(num_tokens - 1) - num_held_tokens // LAYOUT.page_slots
         return Grant(
@@ -116,6 +133,7 @@ class PrefillSide:
             receiver=PREFILL,
             handoff_id=HandoffId(handoff_id),
             request_id=RequestId(f"request-{handoff_id}"),
+            dp_rank=dp_rank,
             token_ids=tuple(range(num_tokens)),
             num_held_tokens=num_held_tokens,
             page_indices=tuple(range(20, 20 + num_pages)),

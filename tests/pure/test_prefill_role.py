@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from tests.pure.prefill_side import DECODE, PrefillSide
+from tests.pure.prefill_side import DECODE, LAYOUT, TAIL_BYTES, PrefillSide
 
 from pdserve.errors import CapacityError, FabricError
 from pdserve.fabric.port import PushOutcome
@@ -90,7 +90,10 @@ def test_pushes_are_kept_for_the_trace_of_a_traced_handoff_only(side: PrefillSid
     side.role.on_grant(DECODE, replace(side.grant(), traced=traced), now_ns=0)
     run_whole(side)
     pushed = side.role.take_pushed()
-    assert [(push.num_pages, len(push.layers)) for push in pushed] == ([(1, 2), (2, 2), (0, 1)] if traced else [])
+    page_bytes = LAYOUT.page_bytes
+    expected = [(False, page_bytes, 2), (False, 2 * page_bytes, 2), (True, TAIL_BYTES, 1)]
+    shown = [(push.is_tail, push.layer_bytes, len(push.layers)) for push in pushed]
+    assert shown == (expected if traced else [])
 
 
 # Refusals

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.pure.prefill_side import DECODE, LAYOUT, PREFILL, TAIL_BYTES, PrefillSide, hello_of, region
+from tests.pure.prefill_side import DECODE, LAYOUT, PREFILL, TAIL_BYTES, PrefillSide, hello_of
 
 from pdserve.errors import InternalError, RemoteProtocolError
-from pdserve.fabric.port import SingleWrite
+from pdserve.fabric.port import PagePush, SingleWrite
 from pdserve.ids import HandoffId, Incarnation, TailSlot
+from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import ticks_per_pass
+from pdserve.transfer.destination import exposures_of
+from pdserve.transfer.plan import rank_pairs
 from pdserve.wire.peer import Cancel, Grant, HandoffStopped
 
 
@@ -30,6 +33,8 @@ def broken_grants(good: Grant) -> dict[str, Grant]:
         "outside \\[0, 32\\)": replace(good, page_indices=(20, 21, 32)),
         "a page index is outside": replace(good, page_indices=(20, 21, -1)),
         "granted twice": replace(good, page_indices=(20, 21, 20)),
+        "data parallel rank -1 is outside \\[0, 1\\)": replace(good, dp_rank=-1),
+        "data parallel rank 1 is outside \\[0, 1\\)": replace(good, dp_rank=1),
     }
 
 
@@ -70,20 +75,6 @@ def test_cancel_of_another_incarnation_is_counted_and_stops_nothing(side: Prefil
     assert side.sender.num_stale_messages == 1
     assert side.role.num_open == 1
     assert not side.fabric.flushes
-
-
-@pytest.mark.parametrize("missing", ["kv", "tail"])
-def test_hello_without_a_region_is_a_protocol_error(side: PrefillSide, missing: str) -> None:
-    regions = {"kv": region(8), "tail": region(9), missing: None}
-    with pytest.raises(RemoteProtocolError, match="must offer its KV and tail regions"):
-        side.sender.peer_joined(hello_of(Incarnation(4), kv=regions["kv"], tail=regions["tail"]))
-    assert not side.sender.is_connected(Incarnation(4))
-
-
-def test_hello_with_more_pages_than_its_region_holds_is_a_protocol_error(side: PrefillSide) -> None:
-    hello = replace(hello_of(Incarnation(4), kv=region(8), tail=region(9)), num_pages=1 << 14)
-    with pytest.raises(RemoteProtocolError, match="do not fit the offered"):
-        side.sender.peer_joined(hello)
 
 
 def test_peer_that_is_connected_does_not_join_again(side: PrefillSide) -> None:
@@ -138,6 +129,95 @@ def test_arm_of_a_chunk_inside_a_page_pushes_nothing(side: PrefillSide) -> None:
     side.granted(2, num_tokens=9)  # gets the 3 tokens that the batch has left
     side.start_pass()
     assert {push.immediate for push in side.fabric.armed.values()} == {1 << 12}
+
+
+# Several ranks
+
+OTHER = Incarnation(5)
+TWO_RANKS = KvSharding(layout=LAYOUT, num_ranks=2)
+FOUR_RANKS = KvSharding(layout=LAYOUT, num_ranks=4)
+"""Of 2 KV heads: two replica sets."""
+
+
+@pytest.mark.parametrize("source", [TWO_RANKS, FOUR_RANKS])
+@pytest.mark.parametrize("target", [TWO_RANKS, FOUR_RANKS])
+def test_arm_between_shardings_pushes_the_same_pages_for_each_pair_of_ranks(
+    source: KvSharding, target: KvSharding
+) -> None:
+    side = PrefillSide(sharding=source)
+    side.join(OTHER, sharding=target)
+    grant = side.granted(peer=OTHER)
+    batch = side.start_pass()
+    pairs = rank_pairs(source, target, handoff_id=grant.handoff_id)
+    pushes = side.armed_pages()
+    assert [push.source for push in pushes] == [pair.source_rank for pair in pairs]  # the side's regions are its ranks
+    (regions,) = hello_of(OTHER, sharding=target).regions
+    for push, pair in zip(pushes, pairs, strict=True):
+        assert side.fabric.attached[push.target] == regions.kv[pair.target_rank]
+        assert push.source_pages.tolist() == [batch.chunks[0].page_indices[0]]
+        assert push.target_pages.tolist() == [20]
+        assert (push.run_bytes, push.source_offset, push.target_offset) == (LAYOUT.head_bytes, 0, 0)
+        assert push.immediate == grant.immediate
+
+
+def test_arm_to_fewer_ranks_writes_the_heads_side_by_side() -> None:
+    side = PrefillSide(sharding=TWO_RANKS)
+    side.granted()  # the peer has one rank
+    side.start_pass()
+    first, second = side.armed_pages()
+    assert (first.source_offset, first.target_offset) == (0, 0)
+    assert (second.source_offset, second.target_offset) == (0, LAYOUT.head_bytes)
+    assert second.source_page_bytes == TWO_RANKS.rank_layout.page_bytes
+    assert second.target_page_bytes == LAYOUT.page_bytes
+    assert second.source_layer_bytes == side.num_pages * TWO_RANKS.rank_layout.page_bytes
+    assert second.target_layer_bytes == 32 * LAYOUT.page_bytes
+
+
+def test_tail_goes_over_once_whatever_the_shardings() -> None:
+    side = PrefillSide(sharding=FOUR_RANKS)
+    side.join(OTHER, sharding=FOUR_RANKS)
+    side.granted(num_tokens=4, peer=OTHER)
+    side.start_pass()
+    (tail,) = (push for push in side.fabric.armed.values() if isinstance(push, SingleWrite))
+    assert tail.source == FOUR_RANKS.num_ranks  # behind the regions of its ranks
+    (regions,) = hello_of(OTHER, sharding=FOUR_RANKS).regions
+    assert side.fabric.attached[tail.target] == regions.tail
+
+
+def test_grant_is_written_to_the_data_parallel_rank_that_it_names(side: PrefillSide) -> None:
+    side.join(OTHER, num_dp_ranks=3)
+    side.role.on_grant(OTHER, side.grant(num_tokens=4, peer=OTHER, dp_rank=2), now_ns=0)
+    side.start_pass()
+    regions = hello_of(OTHER, num_dp_ranks=3).regions[2]
+    for push in side.fabric.armed.values():
+        wanted = regions.kv[0] if isinstance(push, PagePush) else regions.tail
+        assert side.fabric.attached[push.target] == wanted
+
+
+def test_pages_are_kept_until_the_pushes_of_all_pairs_ended() -> None:
+    side = PrefillSide(sharding=TWO_RANKS)
+    side.granted(num_tokens=4)
+    side.run_pass()
+    *early, last = side.fabric.armed
+    assert len(early) == 2
+    for push_id in early:
+        side.push_ends(push_id)
+    assert side.role.num_open == 1
+    assert side.pool.num_free < side.num_pages
+    side.push_ends(last)
+    assert side.is_whole()
+
+
+def test_flush_covers_all_regions_of_all_data_parallel_ranks(side: PrefillSide) -> None:
+    """A flush proves the delivery of what went to its targets, and the handoff may have written to any of them."""
+    side.join(OTHER, sharding=TWO_RANKS, num_dp_ranks=2)
+    side.cancelled(side.granted(peer=OTHER))
+    (targets,) = side.fabric.flushes.values()
+    flushed = [side.fabric.attached[target] for target in targets]
+    assert flushed == exposures_of(hello_of(OTHER, sharding=TWO_RANKS, num_dp_ranks=2).regions)
+
+
+# Confirmations
 
 
 def test_flush_that_ends_after_its_peer_came_back_says_nothing_to_the_new_session(side: PrefillSide) -> None:
