@@ -23,8 +23,10 @@ namespace pdserve::fabric {
 namespace {
 
 using PageArray = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// (start, num_bytes, base, key) of each slice.
-using SliceTuples = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>>;
+// (start, num_bytes, base, keys by NIC) of each slice.
+using SliceTuples = std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<uint64_t>>>;
+// (bind hosts, cores) of each domain group.
+using GroupTuples = std::vector<std::tuple<std::vector<std::string>, std::vector<uint32_t>>>;
 
 // How long a caller that was refused for want of room should wait: the worker thread needs milliseconds.
 constexpr double kRetryAfterS = 0.05;
@@ -47,17 +49,18 @@ char* Pointer(uintptr_t address) { return reinterpret_cast<char*>(address); }
 
 std::vector<uint32_t> ToVector(const PageArray& pages) { return {pages.data(), pages.data() + pages.size()}; }
 
-RegionDescriptor ToDescriptor(uint64_t num_bytes, const SliceTuples& slices) {
-  RegionDescriptor descriptor{.num_bytes = num_bytes, .slices = {}};
-  for (const auto& [start, slice_bytes, base, key] : slices)
-    descriptor.slices.push_back({start, slice_bytes, base, key});
+RegionDescriptor ToDescriptor(uint64_t num_bytes, const std::vector<uint32_t>& nics, const SliceTuples& slices) {
+  RegionDescriptor descriptor{.num_bytes = num_bytes, .nics = nics, .slices = {}};
+  for (const auto& [start, slice_bytes, base, keys] : slices) {
+    descriptor.slices.push_back({start, slice_bytes, base, keys});
+  }
   return descriptor;
 }
 
 SliceTuples ToTuples(const RegionDescriptor& descriptor) {
   SliceTuples slices;
   for (const RemoteSlice& slice : descriptor.slices) {
-    slices.emplace_back(slice.start, slice.num_bytes, slice.base, slice.key);
+    slices.emplace_back(slice.start, slice.num_bytes, slice.base, slice.keys);
   }
   return slices;
 }
@@ -73,41 +76,51 @@ void CheckUnlocked(Work work) {
   Check(status);
 }
 
-std::unique_ptr<Engine> OpenEngine(const std::string& provider, const std::string& bind_host,
-                                   uint64_t max_slice_bytes) {
+std::unique_ptr<Engine> OpenEngine(const std::string& provider, const GroupTuples& groups, uint64_t max_slice_bytes) {
+  Engine::Options options{.provider = provider, .groups = {}, .max_slice_bytes = max_slice_bytes};
+  for (const auto& [bind_hosts, cpus] : groups) options.groups.push_back({bind_hosts, cpus});
   std::unique_ptr<Engine> engine;
-  CheckUnlocked([&] { return Engine::Open({provider, bind_host, max_slice_bytes}, &engine); });
+  CheckUnlocked([&] { return Engine::Open(options, &engine); });
   return engine;
+}
+
+void Arm(Engine& engine, Engine::PushRequest request) {
+  if (engine.WaitsToArm(request)) {
+    CheckUnlocked([&] { return engine.Arm(std::move(request)); });
+  } else {
+    Check(engine.Arm(std::move(request)));  // To let the lock go and wait for it would cost more than the call.
+  }
 }
 
 void ArmPages(Engine& engine, uint64_t push_id, uint32_t peer_id, uint32_t source, uint32_t target, uint32_t immediate,
               const PageArray& source_pages, const PageArray& target_pages, uint32_t num_layers, uint64_t run_bytes,
               uint64_t source_page_bytes, uint64_t target_page_bytes, uint64_t source_layer_bytes,
               uint64_t target_layer_bytes, uint64_t source_offset, uint64_t target_offset, uint64_t first_tick) {
-  Check(engine.Arm({.push_id = push_id,
-                    .peer_id = peer_id,
-                    .source = source,
-                    .target = target,
-                    .immediate = immediate,
-                    .source_pages = {ToVector(source_pages), source_offset, source_page_bytes, source_layer_bytes},
-                    .target_pages = {ToVector(target_pages), target_offset, target_page_bytes, target_layer_bytes},
-                    .num_layers = num_layers,
-                    .run_bytes = run_bytes,
-                    .first_due_tick = first_tick + 1}));
+  Arm(engine, {.push_id = push_id,
+               .peer_id = peer_id,
+               .source = source,
+               .target = target,
+               .immediate = immediate,
+               .source_pages = {ToVector(source_pages), source_offset, source_page_bytes, source_layer_bytes},
+               .target_pages = {ToVector(target_pages), target_offset, target_page_bytes, target_layer_bytes},
+               .num_layers = num_layers,
+               .run_bytes = run_bytes,
+               .first_due_tick = first_tick + 1});
 }
 
 void ArmSingle(Engine& engine, uint64_t push_id, uint32_t peer_id, uint32_t source, uint32_t target, uint32_t immediate,
                uint64_t source_offset, uint64_t target_offset, uint64_t num_bytes, uint64_t tick) {
-  Check(engine.Arm({.push_id = push_id,
-                    .peer_id = peer_id,
-                    .source = source,
-                    .target = target,
-                    .immediate = immediate,
-                    .source_pages = {{0}, source_offset, 0, 0},
-                    .target_pages = {{0}, target_offset, 0, 0},
-                    .num_layers = 1,
-                    .run_bytes = num_bytes,
-                    .first_due_tick = tick}));
+  Arm(engine, {.push_id = push_id,
+               .peer_id = peer_id,
+               .source = source,
+               .target = target,
+               .immediate = immediate,
+               .source_pages = {{0}, source_offset, 0, 0},
+               .target_pages = {{0}, target_offset, 0, 0},
+               .num_layers = 1,
+               .run_bytes = num_bytes,
+               .first_due_tick = tick,
+               .first_pair = FirstPairOfSingleWrite(push_id)});
 }
 
 void BindEvents(nb::module_& module) {
@@ -140,16 +153,17 @@ void BindEvents(nb::module_& module) {
       .def_ro("num_expected", &ExpectationExpired::num_expected);
   nb::class_<Fenced>(module, "Fenced")
       .def_prop_ro("num_bytes", [](const Fenced& fenced) { return fenced.exposure.num_bytes; })
+      .def_prop_ro("nics", [](const Fenced& fenced) { return fenced.exposure.nics; })
       .def_prop_ro("slices", [](const Fenced& fenced) { return ToTuples(fenced.exposure); });
 }
 
 template <auto Member>
 uint64_t ReadCounter(const Engine& engine) {
-  return (engine.counters().*Member).load(std::memory_order_relaxed);
+  return engine.Total(Member);
 }
 
 void BindCounters(nb::class_<Engine>& engine) {
-  engine.def_prop_ro("bytes_posted", &ReadCounter<&FabricCounters::bytes_posted>)
+  engine.def_prop_ro("bytes_posted_by_nic", &Engine::BytesPostedByNic)
       .def_prop_ro("num_writes_posted", &ReadCounter<&FabricCounters::num_writes_posted>)
       .def_prop_ro("num_writes_completed", &ReadCounter<&FabricCounters::num_writes_completed>)
       .def_prop_ro("num_writes_failed", &ReadCounter<&FabricCounters::num_writes_failed>)
@@ -169,26 +183,26 @@ void BindRegionsAndPeers(nb::class_<Engine>& engine) {
           "address"_a, "num_bytes"_a)
       .def(
           "register",
-          [](Engine& self, uintptr_t address, uint64_t num_bytes) {
+          [](Engine& self, uintptr_t address, uint64_t num_bytes, size_t group_index) {
             uint32_t region_id = 0;
-            CheckUnlocked([&] { return self.Register(Pointer(address), num_bytes, &region_id); });
+            CheckUnlocked([&] { return self.Register(Pointer(address), num_bytes, group_index, &region_id); });
             return region_id;
           },
-          "address"_a, "num_bytes"_a)
+          "address"_a, "num_bytes"_a, nb::kw_only(), "group_index"_a)
       .def(
           "expose",
           [](Engine& self, uint32_t region_id) {
             RegionDescriptor descriptor;
             CheckUnlocked([&] { return self.Expose(region_id, &descriptor); });
-            return ToTuples(descriptor);
+            return std::make_tuple(descriptor.nics, ToTuples(descriptor));
           },
-          "region_id"_a, "The slices: (start, num_bytes, base, key) of each.")
+          "region_id"_a, "The NICs, and the slices: (start, num_bytes, base, keys by NIC) of each.")
       .def(
           "fence",
-          [](Engine& self, uint64_t num_bytes, const SliceTuples& slices) {
-            Check(self.Fence(ToDescriptor(num_bytes, slices)));
+          [](Engine& self, uint64_t num_bytes, const std::vector<uint32_t>& nics, const SliceTuples& slices) {
+            Check(self.Fence(ToDescriptor(num_bytes, nics, slices)));
           },
-          "num_bytes"_a, "slices"_a)
+          "num_bytes"_a, "nics"_a, "slices"_a)
       .def(
           "connect",
           [](Engine& self, nb::bytes address) {
@@ -202,12 +216,13 @@ void BindRegionsAndPeers(nb::class_<Engine>& engine) {
           "disconnect", [](Engine& self, uint32_t peer_id) { Check(self.Disconnect(peer_id)); }, "peer_id"_a)
       .def(
           "attach",
-          [](Engine& self, uint32_t peer_id, uint64_t num_bytes, const SliceTuples& slices) {
+          [](Engine& self, uint32_t peer_id, uint64_t num_bytes, const std::vector<uint32_t>& nics,
+             const SliceTuples& slices) {
             uint32_t remote_region_id = 0;
-            Check(self.Attach(peer_id, ToDescriptor(num_bytes, slices), &remote_region_id));
+            Check(self.Attach(peer_id, ToDescriptor(num_bytes, nics, slices), &remote_region_id));
             return remote_region_id;
           },
-          "peer_id"_a, "num_bytes"_a, "slices"_a);
+          "peer_id"_a, "num_bytes"_a, "nics"_a, "slices"_a);
 }
 
 void BindWrites(nb::class_<Engine>& engine) {
@@ -222,10 +237,9 @@ void BindWrites(nb::class_<Engine>& engine) {
           "cancel", [](Engine& self, uint64_t push_id) { Check(self.Cancel(push_id)); }, "push_id"_a)
       .def(
           "flush",
-          [](Engine& self, uint64_t flush_id, uint32_t peer_id, uint32_t target, int64_t deadline_ns) {
-            Check(self.Flush(flush_id, peer_id, target, deadline_ns));
-          },
-          "flush_id"_a, "peer_id"_a, "target"_a, nb::kw_only(), "deadline_ns"_a)
+          [](Engine& self, uint64_t flush_id, uint32_t peer_id, const std::vector<uint32_t>& targets,
+             int64_t deadline_ns) { Check(self.Flush(flush_id, peer_id, targets, deadline_ns)); },
+          "flush_id"_a, "peer_id"_a, "targets"_a, nb::kw_only(), "deadline_ns"_a)
       .def(
           "expect",
           [](Engine& self, uint32_t immediate, uint32_t num_writes, int64_t deadline_ns, bool record_arrivals) {
@@ -250,12 +264,12 @@ NB_MODULE(_fabric, module) {
       "Of the library that was loaded: (major, minor).");
 
   nb::class_<Engine> engine(module, "Engine");
-  engine.def(nb::new_(&OpenEngine), "provider"_a, nb::kw_only(), "bind_host"_a, "max_slice_bytes"_a)
+  engine.def(nb::new_(&OpenEngine), "provider"_a, nb::kw_only(), "groups"_a, "max_slice_bytes"_a)
       .def_prop_ro("address",
                    [](const Engine& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def("fileno", &Engine::event_fd)
       .def("close", &Engine::Close, nb::call_guard<nb::gil_scoped_release>(),
-           "False when the worker thread hangs in the provider and was left behind.");
+           "False when a worker thread hangs in the provider and was left behind.");
   BindRegionsAndPeers(engine);
   BindWrites(engine);
   BindCounters(engine);

@@ -208,7 +208,8 @@ Status Domain::InsertPeer(std::span<const uint8_t> address, PeerRoute* route) {
     return Status::Failed("fi_av_insert", num_inserted < 0 ? -num_inserted : FI_EINVAL,
                           "the peer must use the same provider, and shm needs it alive on this machine");
   }
-  *route = {used.endpoint.get(), peer};
+  route->endpoint = used.endpoint.get();
+  route->address = peer;
   return Status::Ok();
 }
 
@@ -263,11 +264,9 @@ size_t Domain::ReadQueue(fid_cq* queue, std::span<Completion> completions) {
   return static_cast<size_t>(num_read);
 }
 
-std::vector<int> Domain::wait_fds() const {
-  std::vector<int> fds;
-  if (!provider_.has_wait_fd) return fds;
-  for (const Endpoint& endpoint : endpoints_) fds.push_back(endpoint.wait_fd);
-  return fds;
+void Domain::AppendWaitFds(std::vector<int>* fds) const {
+  if (!provider_.has_wait_fd) return;
+  for (const Endpoint& endpoint : endpoints_) fds->push_back(endpoint.wait_fd);
 }
 
 bool Domain::PrepareToWait() {

@@ -1,4 +1,4 @@
-// The libfabric objects of one provider: fabric, domain, address vector, completion queue, endpoint.
+// The libfabric objects of one NIC: fabric, domain, address vector, completion queue, endpoints.
 //
 // Thread safety: none. One thread calls everything, the destructor included (FI_THREAD_DOMAIN, manual progress):
 // removing an address while another thread writes is a race inside several providers.
@@ -42,11 +42,11 @@ struct Registration {
   uint64_t key;
 };
 
-class Domain final : public WritePort {
+class Domain {
  public:
   static Status Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain);
 
-  // What a peer passes to InsertPeer.
+  // What a peer passes to InsertPeer; it does not change.
   const std::vector<uint8_t>& address() const { return address_; }
   // Writes to one peer may overtake each other, so only a delivery-complete write says anything of those before it.
   bool reorders_writes() const { return reorders_writes_; }
@@ -55,17 +55,21 @@ class Domain final : public WritePort {
   // `access` is FI_WRITE for a source, FI_REMOTE_WRITE for a target.
   Status Register(char* start, uint64_t num_bytes, uint64_t access, Registration* registration);
 
+  // Invalid unless a peer's NIC could have the address.
+  Status CheckAddress(std::span<const uint8_t> address) const;
+  // Sets all of `route` but its local_nic.
   Status InsertPeer(std::span<const uint8_t> address, PeerRoute* route);
   // What is still in flight on the route may never complete.
   void RemovePeer(const PeerRoute& route);
 
-  int Write(const WriteRequest& request) override;
+  // As WritePort::Write.
+  int Write(const WriteRequest& request);
 
   // Makes progress. Returns how many completions were put at the front of `completions`.
   size_t ReadCompletions(std::span<Completion> completions);
 
-  // The descriptors to poll once PrepareToWait() returned true; empty where the provider has none.
-  std::vector<int> wait_fds() const;
+  // The descriptors to poll once PrepareToWait() returned true; none where the provider has none.
+  void AppendWaitFds(std::vector<int>* fds) const;
   bool PrepareToWait();
 
  private:
@@ -84,7 +88,6 @@ class Domain final : public WritePort {
   Status OpenEndpoint(Endpoint* opened);
   Status OpenCompletionQueue(Endpoint* opened);
   Status ReadAddress();
-  Status CheckAddress(std::span<const uint8_t> address) const;
   size_t ReadQueue(fid_cq* queue, std::span<Completion> completions);
 
   struct InfoFreer {

@@ -1,10 +1,10 @@
 // One fabric: its regions, peers and counters, as the thread that uses it sees them.
 //
-// Thread safety: one calling thread. The data plane runs on the worker thread and the watcher thread.
+// Thread safety: one calling thread. The data plane runs on a worker thread and a watcher thread for each domain group.
 // Lifetime: registered memory and the watched counter outlive the engine, or its Close.
 //
 // Invariants:
-//   1. Nothing is handed to the worker thread before its regions, keys and bounds were checked here.
+//   1. Nothing is handed to a worker thread before its regions, keys and bounds were checked here.
 //   2. What is started ends in exactly one event, unless the engine is closed first.
 //   3. Each table has a bound; beyond it a call is refused with Capacity, and nothing has changed.
 
@@ -12,19 +12,18 @@
 #define PDSERVE_FABRIC_ENGINE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
-#include "fabric/event_queue.h"
-#include "fabric/fabric_counters.h"
-#include "fabric/immediate_table.h"
-#include "fabric/layer_watcher.h"
+#include "fabric/data_plane.h"
 #include "fabric/page_push.h"
-#include "fabric/worker.h"
 
 namespace pdserve::fabric {
 
@@ -36,18 +35,24 @@ class Engine {
   // Two regions for each peer.
   static constexpr size_t kMaxExposures = 4096;
 
+  struct GroupOptions {
+    std::vector<std::string> bind_hosts;  // One a NIC.
+    std::vector<uint32_t> cpus;           // Of the group's threads; empty: any.
+  };
+
   struct Options {
     std::string provider;
-    std::string bind_host;
+    std::vector<GroupOptions> groups;
     uint64_t max_slice_bytes = kMaxSliceBytes;
   };
 
   static Status Open(const Options& options, std::unique_ptr<Engine>* engine);
 
+  // Of all NICs; see nic_addresses.h.
   const std::vector<uint8_t>& address() const { return address_; }
 
   Status Watch(char* address, uint64_t num_bytes);
-  Status Register(char* address, uint64_t num_bytes, uint32_t* region_id);
+  Status Register(char* address, uint64_t num_bytes, size_t group_index, uint32_t* region_id);
   Status Expose(uint32_t region_id, RegionDescriptor* descriptor);
   Status Fence(const RegionDescriptor& exposure);
   Status Connect(std::span<const uint8_t> address, uint32_t* peer_id);
@@ -66,57 +71,65 @@ class Engine {
     uint32_t num_layers;
     uint64_t run_bytes;
     uint64_t first_due_tick;
+    uint64_t first_pair = 0;
   };
   Status Arm(PushRequest request);
+  // Arm will wait for the worker thread: it is the first push of its kind between these NICs.
+  bool WaitsToArm(const PushRequest& request) const;
   Status Cancel(uint64_t push_id);
-  Status Flush(uint64_t flush_id, uint32_t peer_id, uint32_t target, int64_t deadline_ns);
+  Status Flush(uint64_t flush_id, uint32_t peer_id, std::span<const uint32_t> targets, int64_t deadline_ns);
 
   Status Expect(const ImmediateTable::Expectation& expectation) { return plane_->immediates.Expect(expectation); }
   void Forget(uint32_t immediate) { plane_->immediates.Forget(immediate); }
 
   std::vector<Event> Poll();
   int event_fd() const { return plane_->events.fd(); }
-  const FabricCounters& counters() const { return plane_->counters; }
-  // False when the worker thread hangs in the provider; then it and what it uses are left behind.
+  // Over all groups.
+  uint64_t Total(std::atomic<uint64_t> FabricCounters::* counter) const;
+  std::vector<uint64_t> BytesPostedByNic() const;
+  // False when a worker thread hangs in the provider; then it and what it uses are left behind.
   bool Close();
 
  private:
-  // What the worker thread uses.
-  struct DataPlane {
-    EventQueue events;
-    FabricCounters counters;
-    ImmediateTable immediates{&events};
-    Worker worker{&events, &counters, &immediates};
-    std::unique_ptr<LayerWatcher> watcher;
-
-    // False when the worker thread was left behind. The watched memory may go away after it.
-    bool Stop() {
-      const bool stopped = worker.Stop();
-      if (watcher) watcher->Stop();
-      return stopped;
-    }
-  };
   struct DataPlaneCloser {
     void operator()(DataPlane* plane) const {
       if (plane->Stop()) delete plane;
     }
   };
 
-  Engine() : plane_(new DataPlane()) {}
-  Worker* worker() const { return &plane_->worker; }
+  struct Region {
+    size_t group_index;
+    std::shared_ptr<const LocalRegion> local;
+  };
+
+  struct Peer {
+    size_t num_nics;
+    // A group and the NICs of a target: its routes there are open.
+    std::set<std::pair<size_t, std::vector<uint32_t>>> reached;
+  };
+
+  // The NIC and key of an exposure's first slice.
+  using ExposureKey = std::pair<uint32_t, uint64_t>;
+
+  explicit Engine(const std::vector<size_t>& num_nics_by_group) : plane_(new DataPlane(num_nics_by_group)) {}
+  static Status Validate(const Options& options, const Provider& provider);
+  Status StartWorkers(const Options& options, const Provider& provider);
+  Worker* worker(size_t group_index) const { return &plane_->groups[group_index]->worker; }
   Status FindTarget(const char* call, uint32_t peer_id, uint32_t target,
                     std::shared_ptr<const RemoteRegion>* region) const;
+  Status FillSpec(PushRequest request, PushSpec* spec, size_t* group_index) const;
+  Status OpenRoutes(size_t group_index, const PushSpec& spec);
 
   std::vector<uint8_t> address_;
   std::unique_ptr<DataPlane, DataPlaneCloser> plane_;
 
   // The calling thread's own.
-  std::unordered_map<uint32_t, std::shared_ptr<const LocalRegion>> regions_;
+  std::unordered_map<uint32_t, Region> regions_;
   std::unordered_map<uint32_t, std::shared_ptr<const RemoteRegion>> remote_regions_;
-  std::unordered_set<uint32_t> peers_;
-  std::unordered_set<uint64_t> pushes_;     // Armed, or their end was not polled yet.
-  std::unordered_set<uint64_t> flushes_;    // Likewise.
-  std::unordered_set<uint64_t> exposures_;  // The keys of their first slices.
+  std::unordered_map<uint32_t, Peer> peers_;
+  std::unordered_map<uint64_t, size_t> pushes_;  // Armed, or their end was not polled yet; with their group.
+  std::unordered_set<uint64_t> flushes_;         // Likewise.
+  std::map<ExposureKey, size_t> exposures_;      // With their group.
   uint32_t next_id_ = 1;
 };
 

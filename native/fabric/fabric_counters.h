@@ -1,15 +1,18 @@
-// Totals of one fabric since it was opened; written by its worker thread, read by any.
+// Totals of one domain group since it was opened; written by its worker thread, read by any.
 
 #ifndef PDSERVE_FABRIC_FABRIC_COUNTERS_H_
 #define PDSERVE_FABRIC_FABRIC_COUNTERS_H_
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace pdserve::fabric {
 
 struct FabricCounters {
-  std::atomic<uint64_t> bytes_posted{0};
+  explicit FabricCounters(size_t num_nics) : bytes_posted_by_nic(num_nics) {}
+
+  std::vector<std::atomic<uint64_t>> bytes_posted_by_nic;
   std::atomic<uint64_t> num_writes_posted{0};
   std::atomic<uint64_t> num_writes_completed{0};
   std::atomic<uint64_t> num_writes_failed{0};

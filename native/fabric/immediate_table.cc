@@ -1,5 +1,6 @@
 #include "fabric/immediate_table.h"
 
+#include <algorithm>
 #include <string>
 
 namespace pdserve::fabric {
@@ -38,6 +39,7 @@ bool ImmediateTable::ArriveOne(uint32_t immediate, int64_t now_ns) {
     ++num_unexpected_;
   }
   Counter& counter = found->second;
+  now_ns = std::max(now_ns, counter.last_ns);
   if (counter.num_arrived == 0) counter.first_ns = now_ns;
   ++counter.num_arrived;
   counter.last_ns = now_ns;
@@ -74,6 +76,7 @@ Status ImmediateTable::Expect(const Expectation& expectation) {
     counter.arrivals_ns.front() = counter.first_ns;
   }
   deadlines_.emplace(expectation.deadline_ns, immediate);
+  NoteEarliestDeadline();
   LandIfComplete(immediate, counter);
   return Status::Ok();
 }
@@ -92,6 +95,11 @@ void ImmediateTable::EndExpectation(Counter& counter) {
   deadlines_.erase({counter.expectation->deadline_ns, counter.expectation->immediate});
   counter.expectation.reset();
   counter.arrivals_ns.clear();
+  NoteEarliestDeadline();
+}
+
+void ImmediateTable::NoteEarliestDeadline() {
+  earliest_deadline_ns_.store(deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first, std::memory_order_relaxed);
 }
 
 void ImmediateTable::Forget(uint32_t immediate) {
@@ -105,6 +113,7 @@ void ImmediateTable::Forget(uint32_t immediate) {
 }
 
 void ImmediateTable::Expire(int64_t now_ns) {
+  if (now_ns < earliest_deadline_ns_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   while (!deadlines_.empty() && deadlines_.begin()->first <= now_ns) {
     const uint32_t immediate = deadlines_.begin()->second;

@@ -3,18 +3,21 @@
 // An immediate is a slot (20 bits) and a generation (12 bits). Whoever gives immediates out raises the generation each
 // time it uses a slot again, so a late write of an earlier handoff is told from one of the present.
 //
-// Thread safety: all; the worker thread counts while another expects and forgets.
+// Thread safety: all; the worker threads of all domain groups count while another thread expects and forgets.
 //
 // Invariants:
 //   1. A counter is made by the first arrival or by Expect, whichever comes first; no arrival is lost in between.
 //   2. A generation that was forgotten, and every one before it (in 12-bit serial order), counts nothing any more.
 //   3. An expectation ends once: landed or expired.
-//   4. At most kMaxCounters counters, of which at most kMaxUnexpected were made by arrivals alone: a peer that writes
+//   4. The instants of a counter never decrease, though several threads read the clock before they count: one that
+//      counts after another says what the other said at the least.
+//   5. At most kMaxCounters counters, of which at most kMaxUnexpected were made by arrivals alone: a peer that writes
 //      immediates it was never given fills no memory.
 
 #ifndef PDSERVE_FABRIC_IMMEDIATE_TABLE_H_
 #define PDSERVE_FABRIC_IMMEDIATE_TABLE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -56,7 +59,7 @@ class ImmediateTable {
   // Closes the immediate's generation; without effect on one that is closed already.
   void Forget(uint32_t immediate);
 
-  // Ends the expectations whose deadline is at or before `now_ns`.
+  // Ends the expectations whose deadline is at or before `now_ns`. Takes no lock while there is none.
   void Expire(int64_t now_ns);
 
  private:
@@ -74,6 +77,7 @@ class ImmediateTable {
   bool ArriveOne(uint32_t immediate, int64_t now_ns);
   void LandIfComplete(uint32_t immediate, Counter& counter);
   void EndExpectation(Counter& counter);
+  void NoteEarliestDeadline();
 
   EventQueue* const events_;
   std::mutex mutex_;
@@ -81,6 +85,7 @@ class ImmediateTable {
   std::unordered_map<uint32_t, uint32_t> closed_generations_;  // By slot: the last generation that was forgotten.
   std::set<std::pair<int64_t, uint32_t>> deadlines_;           // Of open expectations, with their immediate.
   size_t num_unexpected_ = 0;
+  std::atomic<int64_t> earliest_deadline_ns_{INT64_MAX};  // The first of deadlines_.
 };
 
 }  // namespace pdserve::fabric

@@ -41,7 +41,8 @@ PagePush::PagePush(PushSpec spec)
 
 Piece PagePush::NextPiece() const {
   return FirstPiece(*spec_.source, spec_.source_pages.OffsetOf(layer_, page_) + piece_offset_, *spec_.target,
-                    spec_.target_pages.OffsetOf(layer_, page_) + piece_offset_, spec_.run_bytes - piece_offset_);
+                    spec_.target_pages.OffsetOf(layer_, page_) + piece_offset_, NextPair(),
+                    spec_.run_bytes - piece_offset_);
 }
 
 void PagePush::BeginLayer(int64_t computed_ns) {

@@ -14,6 +14,7 @@
 #include "fabric/event_queue.h"
 #include "fabric/region.h"
 #include "fabric/status.h"
+#include "fabric/striping.h"
 
 namespace pdserve::fabric {
 
@@ -41,7 +42,10 @@ struct PushSpec {
   uint64_t run_bytes;
   // Layer L is due when the layer counter has reached first_due_tick + L; 0 is always due.
   uint64_t first_due_tick;
+  // The pair of NICs that write 0 of each layer goes over.
+  uint64_t first_pair = 0;
 
+  Striping striping() const { return {source->num_nics(), static_cast<uint32_t>(target->nics().size())}; }
   // Invalid unless every write of the push is inside both regions, whatever the numbers (no wrap-around).
   Status Validate() const;
 };
@@ -59,6 +63,8 @@ class PagePush {
   // REQUIRES: !AllPosted(), for all of these.
   uint32_t layer() const { return layer_; }
   uint64_t due_tick() const { return spec_.first_due_tick + layer_; }
+  // All pieces of a write go over one pair.
+  NicPair NextPair() const { return spec_.striping().PairOf(spec_.first_pair + page_); }
   Piece NextPiece() const;
   bool IsLastPiece(const Piece& piece) const { return piece_offset_ + piece.num_bytes == spec_.run_bytes; }
   // The layer is entered: `computed_ns` is when the rank ticked.

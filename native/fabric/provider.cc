@@ -10,6 +10,7 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "tcp;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
+     .why_one_nic = "",
      .endpoint_per_peer = true,
      .advice = "check that the bind host is an address of this machine and that `fi_info -p 'tcp;ofi_rxm'` lists it "
                "(Debian and Ubuntu: apt-get install libfabric1 libfabric-bin)"},
@@ -17,6 +18,7 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "shm",
      .has_wait_fd = false,
      .takes_bind_host = false,
+     .why_one_nic = "it copies through memory, with the cores of the group's thread, and has no NICs",
      .endpoint_per_peer = true,
      .advice = "check that /dev/shm is writable and that `fi_info -p shm` lists it "
                "(Debian and Ubuntu: apt-get install libfabric1 libfabric-bin)"},
@@ -24,12 +26,14 @@ constexpr std::array<Provider, 4> kProviders = {{
      .libfabric_name = "efa",
      .has_wait_fd = false,
      .takes_bind_host = false,
+     .why_one_nic = "its NICs have no address to choose one by",
      .endpoint_per_peer = false,
      .advice = "install the EFA driver and AWS's libfabric, and check that `fi_info -p efa` lists it"},
     {.name = "verbs",
      .libfabric_name = "verbs;ofi_rxm",
      .has_wait_fd = true,
      .takes_bind_host = true,
+     .why_one_nic = "",
      .endpoint_per_peer = true,
      .advice =
          "install rdma-core and a libfabric built with verbs, and check that `fi_info -p 'verbs;ofi_rxm'` lists it"},

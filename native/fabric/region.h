@@ -4,7 +4,8 @@
 //
 // Invariants:
 //   1. Slices ascend, and cover [0, num_bytes) without gaps or overlap.
-//   2. No write is handed to libfabric unless both its ends lie inside a slice of a region: providers do not check
+//   2. A remote region has at least one NIC, each of its NICs once, and one key for each NIC in each slice.
+//   3. No write is handed to libfabric unless both its ends lie inside a slice of a region: providers do not check
 //      (shm 1.17 writes to any address; tcp reports success for a bad key).
 
 #ifndef PDSERVE_FABRIC_REGION_H_
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "fabric/status.h"
+#include "fabric/striping.h"
 
 namespace pdserve::fabric {
 
@@ -29,16 +31,17 @@ struct SliceRange {
 // REQUIRES: both are positive.
 std::vector<SliceRange> CutIntoSlices(uint64_t num_bytes, uint64_t max_slice_bytes);
 
-// One registration as a peer addresses it: byte `offset` of the region is at `base + offset - start` under `key`.
+// A slice as a peer addresses it: byte `offset` of the region is at `base + offset - start`, under the key of the NIC.
 struct RemoteSlice {
   uint64_t start;
   uint64_t num_bytes;
   uint64_t base;
-  uint64_t key;
+  std::vector<uint64_t> keys;  // By NIC, as in RegionDescriptor::nics.
 };
 
 struct RegionDescriptor {
-  uint64_t num_bytes;
+  uint64_t num_bytes = 0;
+  std::vector<uint32_t> nics;  // Those of its owner that write to it, by their place in its address.
   std::vector<RemoteSlice> slices;
 };
 
@@ -46,14 +49,16 @@ class LocalRegion {
  public:
   struct Slice {
     SliceRange range;
-    void* descriptor;  // libfabric's local descriptor; null where the provider needs none.
+    std::vector<void*> descriptors;  // libfabric's, by NIC of the group; null where the provider needs none.
   };
 
+  // REQUIRES: at least one slice, and as many descriptors in each, at least one.
   LocalRegion(char* address, uint64_t num_bytes, std::vector<Slice> slices)
       : address_(address), num_bytes_(num_bytes), slices_(std::move(slices)) {}
 
   char* address() const { return address_; }
   uint64_t num_bytes() const { return num_bytes_; }
+  uint32_t num_nics() const { return static_cast<uint32_t>(slices_.front().descriptors.size()); }
   // The slice that holds byte `offset`.
   // REQUIRES: offset < num_bytes().
   const Slice& SliceAt(uint64_t offset) const;
@@ -66,14 +71,15 @@ class LocalRegion {
 
 class RemoteRegion {
  public:
-  // Invalid when the descriptor breaks invariant 1 or an address would wrap around.
-  static Status Validate(const RegionDescriptor& descriptor);
+  // Invalid when the descriptor breaks an invariant, an address would wrap around, or its peer has no such NIC.
+  static Status Validate(const RegionDescriptor& descriptor, size_t num_peer_nics);
 
-  // REQUIRES: Validate(descriptor).ok().
+  // REQUIRES: Validate(descriptor, ...).ok().
   RemoteRegion(uint32_t peer_id, RegionDescriptor descriptor) : peer_id_(peer_id), descriptor_(std::move(descriptor)) {}
 
   uint32_t peer_id() const { return peer_id_; }
   uint64_t num_bytes() const { return descriptor_.num_bytes; }
+  const std::vector<uint32_t>& nics() const { return descriptor_.nics; }
   // REQUIRES: offset < num_bytes().
   const RemoteSlice& SliceAt(uint64_t offset) const;
 
@@ -91,10 +97,10 @@ struct Piece {
   uint64_t num_bytes;
 };
 
-// The longest piece that starts at the two offsets, of at most `num_bytes`.
+// The longest piece that starts at the two offsets, of at most `num_bytes`, over one pair of NICs.
 // REQUIRES: [offset, offset + num_bytes) is inside the region, on both sides; num_bytes > 0.
 Piece FirstPiece(const LocalRegion& source, uint64_t source_offset, const RemoteRegion& target, uint64_t target_offset,
-                 uint64_t num_bytes);
+                 NicPair pair, uint64_t num_bytes);
 
 }  // namespace pdserve::fabric
 

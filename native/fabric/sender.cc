@@ -1,28 +1,52 @@
 #include "fabric/sender.h"
 
+#include <algorithm>
 #include <iterator>
 #include <unordered_set>
 
 namespace pdserve::fabric {
 
 Sender::Sender(WritePort* port, EventQueue* events, FabricCounters* counters, const LocalRegion* zero_word,
-               bool reorders_writes, std::function<void(const PeerRoute&)> forget_route)
+               bool reorders_writes, std::function<void(uint32_t, int)> peer_failed)
     : port_(port),
       events_(events),
       counters_(counters),
       zero_word_(zero_word),
       reorders_writes_(reorders_writes),
-      forget_route_(std::move(forget_route)) {}
+      peer_failed_(std::move(peer_failed)) {}
 
-void Sender::AddPeer(uint32_t peer_id, const PeerRoute& route) { peers_[peer_id].route = route; }
+void Sender::AddPeer(uint32_t peer_id, std::vector<NicAddress> addresses) {
+  peers_[peer_id].addresses = std::move(addresses);
+}
 
 void Sender::RemovePeer(uint32_t peer_id, int64_t now_ns) {
   const auto found = peers_.find(peer_id);
   if (found == peers_.end() || found->second.drain_until_ns != 0) return;
   Peer& peer = found->second;
   StopPushesOf(peer_id, PushOutcome::kCancelled, 0);
-  FailPeer(peer_id, peer, kPeerLostError);
+  StopPeer(peer_id, peer, kPeerLostError);
   peer.drain_until_ns = now_ns + kRemovalDrainNs;
+}
+
+void Sender::PeerFailed(uint32_t peer_id, int error) {
+  if (const auto found = peers_.find(peer_id); found != peers_.end()) StopPeer(peer_id, found->second, error);
+}
+
+Status Sender::OpenRoutes(uint32_t peer_id, const LocalRegion& source, const RemoteRegion& target) {
+  const auto found = peers_.find(peer_id);
+  if (found == peers_.end() || found->second.error != 0) return Status::Ok();  // What is armed to it fails at once.
+  Peer& peer = found->second;
+  const Striping striping = {source.num_nics(), static_cast<uint32_t>(target.nics().size())};
+  for (uint32_t i = 0; i < striping.num_pairs(); ++i) {
+    const NicPair pair = striping.PairOf(i);
+    const RouteKey key = {pair.local, target.nics()[pair.remote]};
+    if (peer.routes.contains(key)) continue;
+    Route route;
+    Status status = port_->OpenRoute(key.local_nic, peer.addresses[key.remote_nic], &route.to);
+    if (!status.ok()) return status;
+    peer.routes.emplace(key, route);
+  }
+  return Status::Ok();
 }
 
 void Sender::Arm(PushSpec spec) {
@@ -51,21 +75,38 @@ void Sender::CancelAll() {
   for (const uint64_t push_id : push_ids) Cancel(push_id);
 }
 
-void Sender::Flush(FlushSpec spec) {
+void Sender::BeginFlush(FlushSpec spec) {
   const auto found = peers_.find(spec.peer_id);
   const int error = found == peers_.end() ? kPeerLostError : found->second.error;
-  if (error != 0) {
-    events_->Push(FlushEnded{spec.flush_id, false, error});
-  } else {
-    found->second.flushes.push_back(std::move(spec));
+  if (error != 0) return spec.parts->PartEnded(error);
+  Peer& peer = found->second;
+  std::vector<std::pair<Route*, Piece>> writes = FlushWrites(peer, spec);
+  if (writes.empty()) return spec.parts->PartEnded(0);  // Nothing of this group went to the targets.
+  peer.flushes.push_back({.spec = std::move(spec), .writes = std::move(writes)});
+}
+
+std::vector<std::pair<Sender::Route*, Piece>> Sender::FlushWrites(Peer& peer, const FlushSpec& spec) {
+  std::vector<std::pair<Route*, Piece>> writes;
+  std::set<RouteKey> seen;
+  const uint64_t num_bytes = zero_word_->num_bytes();
+  for (const auto& target : spec.targets) {
+    const Striping striping = {zero_word_->num_nics(), static_cast<uint32_t>(target->nics().size())};
+    for (uint32_t i = 0; i < striping.num_pairs(); ++i) {
+      const NicPair pair = striping.PairOf(i);
+      const auto route = peer.routes.find({pair.local, target->nics()[pair.remote]});
+      if (route == peer.routes.end() || !seen.insert(route->first).second) continue;
+      writes.emplace_back(&route->second,
+                          FirstPiece(*zero_word_, 0, *target, target->num_bytes() - num_bytes, pair, num_bytes));
+    }
   }
+  return writes;
 }
 
 void Sender::Advance(const LayerCounter* counter, int64_t now_ns) {
   counter_ = counter;
   ticks_ = counter != nullptr ? counter->ticks.load(std::memory_order_acquire) : 0;
   ReleaseDuePushes();
-  for (auto& [peer_id, peer] : peers_) AdvancePeer(peer_id, peer, now_ns);
+  for (auto& [peer_id, peer] : peers_) AdvancePeer(peer, now_ns);
   CheckDeadlines(now_ns);
 }
 
@@ -77,16 +118,17 @@ void Sender::ReleaseDuePushes() {
   }
 }
 
-void Sender::AdvancePeer(uint32_t peer_id, Peer& peer, int64_t now_ns) {
-  while (peer.error == 0 && !peer.flushes.empty()) {
-    if (peer.num_in_flight > 0 || !PostFlush(peer_id, peer, now_ns)) return;
+void Sender::AdvancePeer(Peer& peer, int64_t now_ns) {
+  for (size_t i = 0; peer.error == 0 && i < peer.flushes.size(); ++i) {
+    if (!PostFlush(peer, peer.flushes[i], now_ns)) return;
   }
   while (peer.error == 0 && !peer.ready.empty()) {
-    if (!AdvanceReadyPush(peer_id, peer, now_ns)) return;
+    if (!AdvanceReadyPush(peer, now_ns)) return;
   }
+  SetRefused(peer, 0);  // What was refused has been cancelled since.
 }
 
-bool Sender::AdvanceReadyPush(uint32_t peer_id, Peer& peer, int64_t now_ns) {
+bool Sender::AdvanceReadyPush(Peer& peer, int64_t now_ns) {
   const uint64_t push_id = peer.ready.front();
   const auto found = pushes_.find(push_id);
   while (found != pushes_.end() && !found->second->stopped() && !found->second->AllPosted()) {
@@ -95,11 +137,13 @@ bool Sender::AdvanceReadyPush(uint32_t peer_id, Peer& peer, int64_t now_ns) {
       waiting_.emplace(push.due_tick(), push_id);
       break;
     }
-    if (peer.num_in_flight >= kWindowWrites) return false;
+    const NicPair pair = push.NextPair();
+    Route& route = peer.routes.at({pair.local, push.spec().target->nics()[pair.remote]});
+    if (route.num_in_flight >= kWindowWrites) return false;
     push.BeginLayer(TickNs(push.due_tick()));
     const Piece piece = push.NextPiece();
     const bool is_last_piece = push.IsLastPiece(piece);
-    if (PostPiece(peer_id, peer, push, piece, now_ns) != Posted::kYes) return false;
+    if (PostPiece(peer, route, push, piece, now_ns) != Posted::kYes) return false;
     // The rest of a write that crosses slices waits for this piece, so that its immediate comes after all of it.
     if (!is_last_piece) break;
   }
@@ -107,72 +151,70 @@ bool Sender::AdvanceReadyPush(uint32_t peer_id, Peer& peer, int64_t now_ns) {
   return true;
 }
 
-Sender::Posted Sender::PostPiece(uint32_t peer_id, Peer& peer, PagePush& push, const Piece& piece, int64_t now_ns) {
+Sender::Posted Sender::PostPiece(Peer& peer, Route& route, PagePush& push, const Piece& piece, int64_t now_ns) {
   const bool is_last_piece = push.IsLastPiece(piece);
   PostedWrite* write = TakeWrite({.context = {},
                                   .kind = PostedWrite::Kind::kPush,
-                                  .peer_id = peer_id,
+                                  .peer_id = push.spec().peer_id,
+                                  .route = &route,
                                   .id = push.spec().push_id,
                                   .layer = push.layer(),
                                   .is_last_piece = is_last_piece});
-  const Posted posted = Post(peer_id, peer,
+  const Posted posted = Post(write, peer,
                              {.piece = piece,
-                              .route = peer.route,
+                              .route = route.to,
                               .has_immediate = is_last_piece,
                               .immediate = push.spec().immediate,
                               .delivery_complete = reorders_writes_ || !is_last_piece,
                               .context = write},
                              now_ns);
-  if (posted == Posted::kYes) {
-    push.PiecePosted(piece, now_ns);
-  } else {
-    free_writes_.push_back(write);
-  }
+  if (posted == Posted::kYes) push.PiecePosted(piece, now_ns);
   return posted;
 }
 
-bool Sender::PostFlush(uint32_t peer_id, Peer& peer, int64_t now_ns) {
-  const FlushSpec& flush = peer.flushes.front();
-  PostedWrite* write = TakeWrite({.context = {},
-                                  .kind = PostedWrite::Kind::kFlush,
-                                  .peer_id = peer_id,
-                                  .id = flush.flush_id,
-                                  .layer = 0,
-                                  .is_last_piece = true});
-  const uint64_t num_bytes = zero_word_->num_bytes();
-  const Posted posted =
-      Post(peer_id, peer,
-           {.piece = FirstPiece(*zero_word_, 0, *flush.target, flush.target->num_bytes() - num_bytes, num_bytes),
-            .route = peer.route,
-            .has_immediate = false,
-            .immediate = 0,
-            .delivery_complete = true,
-            .context = write},
-           now_ns);
-  if (posted != Posted::kYes) {
-    free_writes_.push_back(write);
-    return false;
+bool Sender::PostFlush(Peer& peer, Flush& flush, int64_t now_ns) {
+  if (flush.num_posted == 0 && peer.num_in_flight > 0) return false;
+  while (flush.num_posted < flush.writes.size()) {
+    const auto& [route, piece] = flush.writes[flush.num_posted];
+    PostedWrite* write = TakeWrite({.context = {},
+                                    .kind = PostedWrite::Kind::kFlush,
+                                    .peer_id = flush.spec.peer_id,
+                                    .route = route,
+                                    .id = flush.spec.parts->flush_id(),
+                                    .layer = 0,
+                                    .is_last_piece = true});
+    const Posted posted = Post(write, peer,
+                               {.piece = piece,
+                                .route = route->to,
+                                .has_immediate = false,
+                                .immediate = 0,
+                                .delivery_complete = true,
+                                .context = write},
+                               now_ns);
+    if (posted != Posted::kYes) return false;  // A peer that failed has taken the flush with it.
+    ++flush.num_posted;
   }
-  peer.posted_flushes.emplace(flush.flush_id, flush.deadline_ns);
-  peer.flushes.pop_front();
   return true;
 }
 
-Sender::Posted Sender::Post(uint32_t peer_id, Peer& peer, const WriteRequest& request, int64_t now_ns) {
+Sender::Posted Sender::Post(PostedWrite* write, Peer& peer, WriteRequest request, int64_t now_ns) {
+  request.context = write;
   const int error = port_->Write(request);
+  if (error != 0) free_writes_.push_back(write);
   if (error == EAGAIN) {
     if (peer.refused_since_ns == 0) SetRefused(peer, now_ns);
     return Posted::kRefused;
   }
   if (error != 0) {
-    FailPeer(peer_id, peer, error);
+    FailPeer(write->peer_id, peer, error);
     return Posted::kPeerFailed;
   }
   SetRefused(peer, 0);
   ++peer.num_in_flight;
+  ++write->route->num_in_flight;
   counters_->num_in_flight.fetch_add(1, std::memory_order_relaxed);
   counters_->num_writes_posted.fetch_add(1, std::memory_order_relaxed);
-  counters_->bytes_posted.fetch_add(request.piece.num_bytes, std::memory_order_relaxed);
+  counters_->bytes_posted_by_nic[request.route.local_nic].fetch_add(request.piece.num_bytes, std::memory_order_relaxed);
   return Posted::kYes;
 }
 
@@ -188,6 +230,7 @@ void Sender::WriteEnded(void* context, int error, int64_t now_ns) {
   if (write.kind == PostedWrite::Kind::kOrphan) return;
   Peer& peer = peers_.at(write.peer_id);
   --peer.num_in_flight;
+  --write.route->num_in_flight;
   counters_->num_in_flight.fetch_sub(1, std::memory_order_relaxed);
   if (error == 0) {
     SetRefused(peer, 0);
@@ -198,9 +241,20 @@ void Sender::WriteEnded(void* context, int error, int64_t now_ns) {
   }
   if (write.kind == PostedWrite::Kind::kPush) {
     PushWriteEnded(write, peer, error, now_ns);
-  } else if (peer.posted_flushes.erase(write.id) > 0) {
-    events_->Push(FlushEnded{write.id, error == 0, error});
+  } else {
+    FlushWriteEnded(write, peer);
   }
+}
+
+void Sender::FlushWriteEnded(const PostedWrite& write, Peer& peer) {
+  // One that has ended without this write, for its deadline or with its peer, is not found. Its id may be in use again,
+  // but not posted: that waits for this write.
+  const auto flush = std::find_if(peer.flushes.begin(), peer.flushes.end(), [&](const Flush& open) {
+    return open.num_posted > 0 && open.spec.parts->flush_id() == write.id;
+  });
+  if (flush == peer.flushes.end() || ++flush->num_ended < flush->writes.size()) return;
+  flush->spec.parts->PartEnded(0);
+  peer.flushes.erase(flush);
 }
 
 void Sender::PushWriteEnded(const PostedWrite& write, Peer& peer, int error, int64_t now_ns) {
@@ -222,18 +276,18 @@ void Sender::FinishIfEnded(uint64_t push_id) {
 
 void Sender::FailPeer(uint32_t peer_id, Peer& peer, int error) {
   if (peer.error != 0) return;
-  peer.error = error;
-  SetRefused(peer, 0);
-  EndFlushes(peer, error);
-  peer.ready.clear();
-  StopPushesOf(peer_id, PushOutcome::kFailed, error);
+  StopPeer(peer_id, peer, error);
+  peer_failed_(peer_id, error);
 }
 
-void Sender::EndFlushes(Peer& peer, int error) {
-  for (const FlushSpec& flush : peer.flushes) events_->Push(FlushEnded{flush.flush_id, false, error});
-  for (const auto& [flush_id, deadline_ns] : peer.posted_flushes) events_->Push(FlushEnded{flush_id, false, error});
+void Sender::StopPeer(uint32_t peer_id, Peer& peer, int error) {
+  if (peer.error != 0) return;
+  peer.error = error;
+  SetRefused(peer, 0);
+  for (const Flush& flush : peer.flushes) flush.spec.parts->PartEnded(error);
   peer.flushes.clear();
-  peer.posted_flushes.clear();
+  peer.ready.clear();
+  StopPushesOf(peer_id, PushOutcome::kFailed, error);
 }
 
 void Sender::StopPushesOf(uint32_t peer_id, PushOutcome outcome, int error) {
@@ -259,14 +313,9 @@ void Sender::CheckDeadlines(int64_t now_ns) {
 }
 
 void Sender::ExpireFlushes(Peer& peer, int64_t now_ns) {
-  std::erase_if(peer.flushes, [&](const FlushSpec& flush) {
-    const bool expired = flush.deadline_ns <= now_ns;
-    if (expired) events_->Push(FlushEnded{flush.flush_id, false, ETIMEDOUT});
-    return expired;
-  });
-  std::erase_if(peer.posted_flushes, [&](const auto& flush) {
-    const bool expired = flush.second <= now_ns;
-    if (expired) events_->Push(FlushEnded{flush.first, false, ETIMEDOUT});
+  std::erase_if(peer.flushes, [&](const Flush& flush) {
+    const bool expired = flush.spec.deadline_ns <= now_ns;
+    if (expired) flush.spec.parts->PartEnded(ETIMEDOUT);
     return expired;
   });
 }
@@ -277,7 +326,7 @@ bool Sender::CheckRemoval(uint32_t peer_id, Peer& peer, int64_t now_ns) {
     if (now_ns < peer.drain_until_ns) return false;
     OrphanWritesOf(peer_id);
   }
-  forget_route_(peer.route);
+  for (const auto& [key, route] : peer.routes) port_->CloseRoute(route.to);
   return true;
 }
 

@@ -2,10 +2,12 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <utility>
 
 #include "fabric/shm_files.h"
@@ -36,20 +38,37 @@ constexpr int64_t kMaxSleepInFlightNs = 50'000;
 
 constexpr size_t kBatchesPerTurn = 4;
 
+Status PinThisThread(const std::vector<uint32_t>& cpus) {
+  if (cpus.empty()) return Status::Ok();
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  for (const uint32_t cpu : cpus) {
+    if (cpu >= CPU_SETSIZE) return Status::Invalid("open", "there is no core " + std::to_string(cpu));
+    CPU_SET(cpu, &allowed);
+  }
+  const int error = pthread_setaffinity_np(pthread_self(), sizeof(allowed), &allowed);
+  if (error == 0) return Status::Ok();
+  return Status::Failed("pthread_setaffinity_np", error,
+                        "name cores that this process may use (taskset -p shows them)");
+}
+
 }  // namespace
 
-Status Worker::Start(const Provider& provider, const std::string& bind_host, uint64_t max_slice_bytes) {
-  max_slice_bytes_ = max_slice_bytes;
+Status Worker::Start(Options options) {
   std::promise<Status> opened;
   std::future<Status> result = opened.get_future();
-  thread_ = std::thread(&Worker::Run, this, std::cref(provider), bind_host, std::move(opened));
+  thread_ = std::thread(&Worker::Run, this, std::move(options), std::move(opened));
   pthread_setname_np(thread_.native_handle(), "fabric-worker");
   return result.get();
 }
 
-bool Worker::Stop(std::chrono::milliseconds deadline) {
+void Worker::BeginStop() {
   stopping_.store(true);
   commands_.Wake();
+}
+
+bool Worker::Stop(std::chrono::milliseconds deadline) {
+  BeginStop();
   if (!thread_.joinable()) return !is_abandoned_;
   if (thread_ended_.get_future().wait_for(deadline) == std::future_status::ready) {
     thread_.join();
@@ -76,9 +95,9 @@ Status Worker::Call(std::function<Status()> command) {
   return Status::Failed("fabric", ETIMEDOUT, "the worker thread hangs in the provider");
 }
 
-void Worker::Run(const Provider& provider, const std::string& bind_host, std::promise<Status> opened) {
+void Worker::Run(const Options& options, std::promise<Status> opened) {
   prctl(PR_SET_TIMERSLACK, 1'000);  // The default of 50 us would more than double the shortest sleeps.
-  const Status status = Open(provider, bind_host);
+  const Status status = Open(options);
   const bool is_open = status.ok();
   opened.set_value(status);
   if (is_open) {
@@ -88,14 +107,15 @@ void Worker::Run(const Provider& provider, const std::string& bind_host, std::pr
   thread_ended_.set_value();
 }
 
-Status Worker::Open(const Provider& provider, const std::string& bind_host) {
-  if (provider.name == "shm") RemoveShmFilesOfDeadProcesses();
-  if (Status status = Domain::Open(provider, bind_host, &domain_); !status.ok()) return status;
-  if (Status status = RegisterSource(zero_word_bytes_.data(), zero_word_bytes_.size(), &zero_word_); !status.ok()) {
-    return status;
-  }
-  sender_ = std::make_unique<Sender>(domain_.get(), events_, counters_, zero_word_.get(), domain_->reorders_writes(),
-                                     [this](const PeerRoute& route) { domain_->RemovePeer(route); });
+Status Worker::Open(const Options& options) {
+  // Before anything is allocated, so that it lies near these cores.
+  if (Status status = PinThisThread(options.cpus); !status.ok()) return status;
+  if (options.provider->name == "shm") RemoveShmFilesOfDeadProcesses();
+  if (Status status = DomainGroup::Open(*options.provider, options.group, &group_); !status.ok()) return status;
+  Status status = group_->RegisterSource(zero_word_bytes_.data(), zero_word_bytes_.size(), &zero_word_);
+  if (!status.ok()) return status;
+  sender_ = std::make_unique<Sender>(group_.get(), events_, counters_, zero_word_.get(), group_->reorders_writes(),
+                                     peer_failed_);
   return Status::Ok();
 }
 
@@ -106,51 +126,20 @@ void Worker::DrainAndClose() {
     while (sender_->num_in_flight() > 0 && MonotonicNs() < deadline_ns) ReadCompletions();
   }
   for (CommandQueue::Command& command : commands_.TakeAll()) {
-    if (domain_) command();  // Somebody may wait for its result.
+    if (sender_) command();  // Somebody may wait for its result.
   }
   sender_.reset();
-  exposures_.clear();
-  source_registrations_.clear();
-  domain_.reset();
-}
-
-Status Worker::RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region) {
-  std::vector<LocalRegion::Slice> slices;
-  std::vector<Registration> registrations;
-  for (const SliceRange& range : CutIntoSlices(num_bytes, max_slice_bytes_)) {
-    void* descriptor = nullptr;
-    if (domain_->needs_local_descriptors()) {
-      Registration registration;
-      Status status = domain_->Register(address + range.start, range.num_bytes, FI_WRITE, &registration);
-      if (!status.ok()) return status;
-      descriptor = fi_mr_desc(registration.mr.get());
-      registrations.push_back(std::move(registration));
-    }
-    slices.push_back({range, descriptor});
-  }
-  std::move(registrations.begin(), registrations.end(), std::back_inserter(source_registrations_));
-  *region = std::make_shared<const LocalRegion>(address, num_bytes, std::move(slices));
-  return Status::Ok();
-}
-
-Status Worker::Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor) {
-  RegionDescriptor exposed{.num_bytes = num_bytes, .slices = {}};
-  std::vector<Registration> registrations;
-  for (const SliceRange& range : CutIntoSlices(num_bytes, max_slice_bytes_)) {
-    Registration registration;
-    Status status = domain_->Register(address + range.start, range.num_bytes, FI_REMOTE_WRITE, &registration);
-    if (!status.ok()) return status;
-    exposed.slices.push_back({range.start, range.num_bytes, registration.base, registration.key});
-    registrations.push_back(std::move(registration));
-  }
-  exposures_.emplace(exposed.slices.front().key, std::move(registrations));
-  *descriptor = std::move(exposed);
-  return Status::Ok();
+  group_.reset();
 }
 
 void Worker::Fence(RegionDescriptor exposure) {
-  exposures_.erase(exposure.slices.front().key);
+  group_->CloseExposure(exposure);
   settling_.push_back({MonotonicNs() + kFenceSettleNs, std::move(exposure)});
+}
+
+std::shared_ptr<LayerWatcher> Worker::Watch(LayerCounter* counter) {
+  watcher_ = std::make_shared<LayerWatcher>(counter, [this] { Wake(); });
+  return watcher_;
 }
 
 void Worker::Turn() {
@@ -158,7 +147,7 @@ void Worker::Turn() {
   for (const CommandQueue::Command& command : commands) command();
   const size_t num_completions = ReadCompletions();
   const int64_t now_ns = MonotonicNs();
-  sender_->Advance(watcher_ != nullptr ? watcher_->counter() : nullptr, now_ns);
+  sender_->Advance(watcher_ ? watcher_->counter() : nullptr, now_ns);
   immediates_->Expire(now_ns);
   EmitSettledFences(now_ns);
   if (num_completions > 0 || !commands.empty()) {
@@ -173,7 +162,7 @@ size_t Worker::ReadCompletions() {
   std::array<uint32_t, 64> immediates;
   size_t num_total = 0;
   for (size_t batch = 0; batch < kBatchesPerTurn; ++batch) {
-    const size_t num_read = domain_->ReadCompletions(completions);
+    const size_t num_read = group_->ReadCompletions(completions);
     if (num_read == 0) break;
     num_total += num_read;
     const int64_t now_ns = MonotonicNs();
@@ -209,13 +198,13 @@ void Worker::EmitSettledFences(int64_t now_ns) {
 }
 
 void Worker::Wait(bool active) {
-  if (watcher_ != nullptr) {
+  if (watcher_) {
     const uint64_t next_tick = sender_->NextTick();
     watcher_->SetWanted(next_tick);
     if (watcher_->ticks() >= next_tick) return;
   }
   if (active || stopping_.load(std::memory_order_relaxed)) return;
-  const std::vector<int> fds = domain_->wait_fds();
+  const std::vector<int> fds = group_->wait_fds();
   if (fds.empty()) {
     SleepInSteps();
   } else {
@@ -224,7 +213,7 @@ void Worker::Wait(bool active) {
 }
 
 void Worker::WaitOnDescriptors(const std::vector<int>& fds) {
-  if (!domain_->PrepareToWait()) return;
+  if (!group_->PrepareToWait()) return;
   std::vector<pollfd> waited = {{commands_.wake_fd(), POLLIN, 0}};
   for (const int fd : fds) waited.push_back({fd, POLLIN, 0});
   poll(waited.data(), waited.size(), sender_->MustRetry() ? kRetryWaitMs : kMaxWaitMs);

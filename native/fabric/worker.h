@@ -1,6 +1,6 @@
-// The thread that owns the libfabric objects of one domain, and everything that moves data.
+// The thread that owns the libfabric objects of one domain group, and everything that moves data over its NICs.
 //
-// Thread safety: Start and Stop from one thread; Call, Put and Wake from any; the rest from commands alone.
+// Thread safety: Start, BeginStop and Stop from one thread; Call, Put and Wake from any; the rest from commands alone.
 // Lifetime: `events`, `counters` and `immediates` outlive the worker, and so does the memory that was registered. A
 //     worker whose Stop returned false must never be destroyed: its thread is still inside the provider.
 //
@@ -16,14 +16,12 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <map>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "fabric/command_queue.h"
-#include "fabric/domain.h"
+#include "fabric/domain_group.h"
 #include "fabric/event_queue.h"
 #include "fabric/fabric_counters.h"
 #include "fabric/immediate_table.h"
@@ -45,14 +43,24 @@ class Worker {
   // Draining has a second; closing takes milliseconds.
   static constexpr std::chrono::milliseconds kStopDeadline{5000};
 
-  Worker(EventQueue* events, FabricCounters* counters, ImmediateTable* immediates)
-      : events_(events), counters_(counters), immediates_(immediates) {}
+  struct Options {
+    const Provider* provider;  // Static.
+    DomainGroup::Options group;
+    std::vector<uint32_t> cpus;  // The thread, and those it starts, run on these alone; empty: on any.
+  };
+
+  // `peer_failed` is called on the worker thread, as Sender says.
+  Worker(EventQueue* events, FabricCounters* counters, ImmediateTable* immediates,
+         std::function<void(uint32_t, int)> peer_failed)
+      : events_(events), counters_(counters), immediates_(immediates), peer_failed_(std::move(peer_failed)) {}
   ~Worker() { (void)Stop(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Opens the domain on the new thread; returns when that is done.
-  Status Start(const Provider& provider, const std::string& bind_host, uint64_t max_slice_bytes);
+  // Opens the domains on the new thread; returns when that is done.
+  Status Start(Options options);
+  // Has the thread cancel and drain, so that several workers do it at the same time.
+  void BeginStop();
   // Cancels, drains with a deadline, closes. No event is queued after it. False when the thread did not come back: the
   // provider hangs (shm 1.17 waits for ever for a lock that a killed peer held). Calling it again changes nothing.
   [[nodiscard]] bool Stop(std::chrono::milliseconds deadline = kStopDeadline);
@@ -66,14 +74,12 @@ class Worker {
   Status Call(std::function<Status()> command);
 
   // --- on the worker thread
-  Domain& domain() { return *domain_; }
+  DomainGroup& group() { return *group_; }
   Sender& sender() { return *sender_; }
-  Status RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region);
-  Status Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor);
-  // Ends in Fenced. REQUIRES: `exposure` came from Expose and was not fenced.
+  // Ends in Fenced. REQUIRES: `exposure` came from the group's Expose and was not fenced.
   void Fence(RegionDescriptor exposure);
-  // `watcher` outlives the thread, and wakes it by Wake.
-  void Watch(LayerWatcher* watcher) { watcher_ = watcher; }
+  // Follows `counter`, on a thread with the worker thread's cores, which the caller stops before `counter` goes away.
+  std::shared_ptr<LayerWatcher> Watch(LayerCounter* counter);
 
  private:
   struct SettlingFence {
@@ -81,8 +87,8 @@ class Worker {
     RegionDescriptor exposure;
   };
 
-  void Run(const Provider& provider, const std::string& bind_host, std::promise<Status> opened);
-  Status Open(const Provider& provider, const std::string& bind_host);
+  void Run(const Options& options, std::promise<Status> opened);
+  Status Open(const Options& options);
   void Turn();
   size_t ReadCompletions();
   void EmitSettledFences(int64_t now_ns);
@@ -96,18 +102,16 @@ class Worker {
   FabricCounters* const counters_;
   ImmediateTable* const immediates_;
   CommandQueue commands_;
+  const std::function<void(uint32_t, int)> peer_failed_;
   std::atomic<bool> stopping_{false};
-  uint64_t max_slice_bytes_ = kMaxSliceBytes;
 
   // The worker thread's own, in the order in which destruction is safe in reverse.
-  alignas(8) std::array<char, 8> zero_word_bytes_{};
-  std::unique_ptr<Domain> domain_;
-  std::vector<Registration> source_registrations_;
-  std::map<uint64_t, std::vector<Registration>> exposures_;  // By the key of the first slice.
+  alignas(kFlushWordBytes) std::array<char, kFlushWordBytes> zero_word_bytes_{};
+  std::unique_ptr<DomainGroup> group_;
   std::vector<SettlingFence> settling_;
   std::shared_ptr<const LocalRegion> zero_word_;
   std::unique_ptr<Sender> sender_;
-  LayerWatcher* watcher_ = nullptr;
+  std::shared_ptr<LayerWatcher> watcher_;
   int64_t active_ns_ = 0;  // The last turn that did something.
   int64_t sleep_ns_ = 0;   // The next sleep where there is no descriptor to wait on.
 

@@ -1,4 +1,4 @@
-// Where the sender hands its writes to: libfabric in production, a script in the native tests.
+// Where the sender hands its writes to: the NICs of a domain group in production, a script in the native tests.
 
 #ifndef PDSERVE_FABRIC_WRITE_PORT_H_
 #define PDSERVE_FABRIC_WRITE_PORT_H_
@@ -6,13 +6,16 @@
 #include <rdma/fabric.h>
 
 #include <cstdint>
+#include <span>
 
 #include "fabric/region.h"
+#include "fabric/status.h"
 
 namespace pdserve::fabric {
 
-// How a peer is reached.
+// How a NIC of a peer is reached from one of ours.
 struct PeerRoute {
+  uint32_t local_nic;  // Index into the group's.
   fid_ep* endpoint;
   fi_addr_t address;
 };
@@ -30,6 +33,10 @@ struct WriteRequest {
 class WritePort {
  public:
   virtual ~WritePort() = default;
+  // Connects nothing yet; a peer that is not there is found by the first write.
+  virtual Status OpenRoute(uint32_t local_nic, std::span<const uint8_t> address, PeerRoute* route) = 0;
+  // What is still in flight on the route may never complete.
+  virtual void CloseRoute(const PeerRoute& route) = 0;
   // 0 when accepted: exactly one completion with `context` follows. Otherwise a positive errno and no completion;
   // EAGAIN asks to try again after progress, and may never end: the caller keeps a deadline.
   virtual int Write(const WriteRequest& request) = 0;

@@ -1,11 +1,13 @@
 """The fabric port over libfabric: checks and types here, everything that moves data in `native/fabric/`."""
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from pdserve.config.environment import keep_crash_handlers_ours
 from pdserve.errors import FabricError
 from pdserve.fabric.port import (
+    DomainGroup,
     ExpectationExpired,
     FabricEvent,
     FabricPeerId,
@@ -35,34 +37,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BIND_HOST = "127.0.0.1"
-"""Reachable from this machine alone: whoever wants more names the interface."""
+DEFAULT_GROUPS = (DomainGroup(bind_hosts=("127.0.0.1",)),)
+"""Reachable from this machine alone: whoever wants more names the interfaces."""
 
-SliceTuples = list[tuple[int, int, int, int]]
+SliceTuples = list[tuple[int, int, int, list[int]]]
 
 
 class NativeFabric:
     """A `Fabric` of one libfabric provider: `tcp` or `shm`; `efa` and `verbs` take the same path, untested on hardware.
 
-    Threads: call from one thread; a worker thread (and a watcher thread, once there is a counter) never take the GIL.
+    Threads: call from one thread; the worker thread of each group, and its watcher thread once there is a counter,
+    never take the GIL.
     """
 
-    def __init__(self, provider: str, *, bind_host: str | None = None, max_slice_bytes: int | None = None) -> None:
-        """Open the provider; `bind_host` names the local address for `tcp` and `verbs`.
+    def __init__(
+        self, provider: str, groups: Sequence[DomainGroup] = DEFAULT_GROUPS, *, max_slice_bytes: int | None = None
+    ) -> None:
+        """Open the provider on the NICs of all groups; `shm` and `efa` take no bind host, and one NIC a group.
 
-        Raises: `FabricError` when libfabric or the provider is not available.
+        Raises: `FabricError` when libfabric, the provider or a NIC is not available, or a thread can't be pinned.
         """
         self._module = _load()
         self._provider = provider
         self._engine = self._module.Engine(
             provider,
-            bind_host=bind_host or DEFAULT_BIND_HOST,
+            groups=[(group.bind_hosts, group.cpus) for group in groups],
             max_slice_bytes=max_slice_bytes or self._module.MAX_SLICE_BYTES,
         )
         # Registered memory must stay mapped as long as the engine may read it.
         self._regions: list[SharedRegion] = []
         major, minor = self._module.libfabric_version()
-        logger.info("fabric_opened provider=%s libfabric=%d.%d", provider, major, minor)
+        num_nics = sum(len(group.bind_hosts) for group in groups)
+        logger.info(
+            "fabric_opened provider=%s groups=%d nics=%d libfabric=%d.%d", provider, len(groups), num_nics, major, minor
+        )
 
     @property
     def provider(self) -> str:
@@ -76,16 +84,17 @@ class NativeFabric:
         self._engine.watch(counter.address, counter.num_bytes)
         self._regions.append(counter)
 
-    def register(self, region: SharedRegion) -> RegionId:
-        region_id = self._engine.register(region.address, region.num_bytes)
+    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+        region_id = self._engine.register(region.address, region.num_bytes, group_index=group_index)
         self._regions.append(region)
         return RegionId(region_id)
 
     def expose(self, region_id: RegionId) -> RegionDescriptor:
-        return _to_descriptor(self._engine.expose(region_id))
+        nics, slices = self._engine.expose(region_id)
+        return _to_descriptor(nics, slices)
 
     def fence(self, exposure: RegionDescriptor) -> None:
-        self._engine.fence(exposure.num_bytes, _to_tuples(exposure))
+        self._engine.fence(exposure.num_bytes, exposure.nics, _to_tuples(exposure))
 
     def connect(self, address: bytes) -> FabricPeerId:
         return FabricPeerId(self._engine.connect(address))
@@ -94,7 +103,11 @@ class NativeFabric:
         self._engine.disconnect(peer_id)
 
     def attach(self, peer_id: FabricPeerId, descriptor: RegionDescriptor) -> RemoteRegionId:
-        return RemoteRegionId(self._engine.attach(peer_id, descriptor.num_bytes, _to_tuples(descriptor)))
+        try:
+            target = self._engine.attach(peer_id, descriptor.num_bytes, descriptor.nics, _to_tuples(descriptor))
+        except TypeError as error:
+            raise FabricError("attach: a number is negative or has over 64 bits", operation="attach") from error
+        return RemoteRegionId(target)
 
     def arm(self, push: PagePush | SingleWrite) -> None:
         match push:
@@ -135,8 +148,10 @@ class NativeFabric:
     def cancel(self, push_id: PushId) -> None:
         self._engine.cancel(push_id)
 
-    def flush(self, flush_id: FlushId, peer_id: FabricPeerId, target: RemoteRegionId, *, deadline_ns: int) -> None:
-        self._engine.flush(flush_id, peer_id, target, deadline_ns=deadline_ns)
+    def flush(
+        self, flush_id: FlushId, peer_id: FabricPeerId, targets: tuple[RemoteRegionId, ...], *, deadline_ns: int
+    ) -> None:
+        self._engine.flush(flush_id, peer_id, targets, deadline_ns=deadline_ns)
 
     def expect(self, immediate: Immediate, num_writes: int, *, deadline_ns: int, record_arrivals: bool = False) -> None:
         self._engine.expect(immediate, num_writes, deadline_ns=deadline_ns, record_arrivals=record_arrivals)
@@ -152,7 +167,18 @@ class NativeFabric:
 
     def stats(self) -> FabricStats:
         engine = self._engine
-        return FabricStats(**{field: getattr(engine, field) for field in FabricStats.__struct_fields__})
+        bytes_posted_by_nic = tuple(engine.bytes_posted_by_nic)
+        return FabricStats(
+            bytes_posted=sum(bytes_posted_by_nic),
+            bytes_posted_by_nic=bytes_posted_by_nic,
+            num_writes_posted=engine.num_writes_posted,
+            num_writes_completed=engine.num_writes_completed,
+            num_writes_failed=engine.num_writes_failed,
+            num_in_flight=engine.num_in_flight,
+            num_immediates_received=engine.num_immediates_received,
+            num_stale_immediates=engine.num_stale_immediates,
+            num_armed_pushes=engine.num_armed_pushes,
+        )
 
     def close(self) -> None:
         if self._engine.close():
@@ -189,7 +215,7 @@ class NativeFabric:
                     num_expected=event.num_expected,
                 )
             case native.Fenced():
-                return Fenced(exposure=_to_descriptor(event.slices))
+                return Fenced(exposure=_to_descriptor(event.nics, event.slices))
             case _:
                 assert_never(event)
 
@@ -208,14 +234,16 @@ def _load():  # The inferred type is the module itself, so that its calls are ch
     return _fabric
 
 
-def _to_descriptor(slices: SliceTuples) -> RegionDescriptor:
+def _to_descriptor(nics: list[int], slices: SliceTuples) -> RegionDescriptor:
     return RegionDescriptor(
         num_bytes=sum(num_bytes for _, num_bytes, _, _ in slices),
+        nics=tuple(nics),
         slices=tuple(
-            RegionSlice(start=start, num_bytes=num_bytes, base=base, key=key) for start, num_bytes, base, key in slices
+            RegionSlice(start=start, num_bytes=num_bytes, base=base, keys=tuple(keys))
+            for start, num_bytes, base, keys in slices
         ),
     )
 
 
 def _to_tuples(descriptor: RegionDescriptor) -> SliceTuples:
-    return [(part.start, part.num_bytes, part.base, part.key) for part in descriptor.slices]
+    return [(part.start, part.num_bytes, part.base, list(part.keys)) for part in descriptor.slices]

@@ -179,6 +179,8 @@ class FabricStats(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the fabric was opened, except `num_in_flight` (now)."""
 
     bytes_posted: int
+    bytes_posted_by_nic: tuple[int, ...]
+    """By the place of the NIC in `address`; the sum is `bytes_posted`."""
     num_writes_posted: int
     num_writes_completed: int
     num_writes_failed: int
