@@ -3,26 +3,27 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.process.engine_under_test import (
+    DEADLINE_S,
+    chunk_of,
+    new_sequence,
+    running,
+    spec_of,
+    ticks,
+    whole_kv,
+)
 from tests.pure.tiny_checkpoints import NUM_LAYERS, VOCAB_SIZE, reference_logits, write_checkpoint
 
 from pdserve import layer_counter
-from pdserve.engine.client import RankEngine, start_engine
-from pdserve.engine.port import EngineSpec
+from pdserve.engine.client import start_engine
 from pdserve.errors import ConfigError, InternalError
 from pdserve.ids import SequenceId
-from pdserve.sampling import SamplingParams
-from pdserve.schedule.batch import Batch, Chunk, NewSequence
-
-DEADLINE_S = 30.0
+from pdserve.schedule.batch import Batch
 
 
 @pytest.fixture(scope="module")
@@ -30,58 +31,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model_dir = tmp_path_factory.mktemp("qwen3")
     write_checkpoint("qwen3", model_dir)
     return model_dir
-
-
-def spec_of(model_dir: Path, *, dtype: str = "float32") -> EngineSpec:
-    return EngineSpec(
-        model_dir=str(model_dir), num_pages=32, page_slots=16, num_tail_slots=3, num_threads=1, dtype=dtype
-    )
-
-
-@asynccontextmanager
-async def running(model_dir: Path, *, dtype: str = "float32") -> AsyncGenerator[RankEngine]:
-    engine = await start_engine(spec_of(model_dir, dtype=dtype))
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def chunk_of(
-    token_ids: list[int],
-    start: int,
-    stop: int,
-    *,
-    pages: tuple[int, ...],
-    sequence_id: int = 0,
-    samples: bool = False,
-    tail_slot: int | None = None,
-) -> Chunk:
-    return Chunk(
-        sequence_id=SequenceId(sequence_id),
-        start=start,
-        token_ids=tuple(token_ids[start:stop]),
-        page_indices=pages,
-        samples=samples,
-        tail_slot=tail_slot,
-    )
-
-
-def new_sequence(sequence_id: int, prompt: list[int], *, temperature: float = 0.0) -> NewSequence:
-    return NewSequence(
-        sequence_id=SequenceId(sequence_id),
-        prompt_token_ids=tuple(prompt),
-        output_token_ids=(),
-        sampling=SamplingParams(max_tokens=20, temperature=temperature, seed=5),
-    )
-
-
-def ticks(engine: RankEngine) -> int:
-    return int.from_bytes(engine.counter_region.buffer[:8], sys.byteorder)
-
-
-def kv_bytes(engine: RankEngine) -> bytes:
-    return engine.kv_region.buffer[: engine.info.layout.region_bytes(engine.info.num_pages)]
 
 
 async def test_mixed_batches_generate_the_greedy_tokens_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
@@ -150,8 +99,8 @@ async def test_kv_of_two_processes_in_other_cuts_has_equal_bytes(checkpoint: Pat
         await whole.run(Batch(pass_index=0, chunks=(chunk_of(token_ids, 0, 70, pages=pages),)))
         for pass_index, (start, stop) in enumerate([(0, 1), (1, 31), (31, 64), (64, 70)]):
             await cut.run(Batch(pass_index=pass_index, chunks=(chunk_of(token_ids, start, stop, pages=pages),)))
-        assert kv_bytes(whole) == kv_bytes(cut)
-        assert any(kv_bytes(whole))
+        assert np.array_equal(whole_kv(whole), whole_kv(cut))
+        assert whole_kv(whole).any()
 
 
 async def test_decode_from_copied_kv_gives_the_tokens_of_a_local_prefill(checkpoint: Path) -> None:
@@ -160,7 +109,7 @@ async def test_decode_from_copied_kv_gives_the_tokens_of_a_local_prefill(checkpo
     sampled: list[tuple[tuple[SequenceId, int], ...]] = []
     async with running(checkpoint) as prefill, running(checkpoint) as decode:
         await prefill.run(Batch(pass_index=0, chunks=(chunk_of(prompt, 0, 32, pages=(0, 1), tail_slot=0),)))
-        decode.kv_region.buffer[:] = prefill.kv_region.buffer[:]
+        decode.kv_regions[0].buffer[:] = prefill.kv_regions[0].buffer[:]
         for pass_index, (start, pages) in enumerate([(32, (0, 1, 2)), (0, (10, 11, 12))]):
             chunk = chunk_of(prompt, start, 33, pages=pages, sequence_id=pass_index, samples=True)
             news = (new_sequence(pass_index, prompt, temperature=1.5),)
@@ -171,7 +120,7 @@ async def test_decode_from_copied_kv_gives_the_tokens_of_a_local_prefill(checkpo
 
 async def test_bfloat16_engine_runs_in_plain_torch(checkpoint: Path) -> None:
     async with running(checkpoint, dtype="bfloat16") as engine:
-        assert engine.info.layout.slot_bytes == 64
+        assert engine.info.sharding.layout.slot_bytes == 64
         chunk = chunk_of([1, 2, 3], 0, 3, pages=(5,), samples=True, tail_slot=0)
         result = await engine.run(Batch(pass_index=0, chunks=(chunk,), new_sequences=(new_sequence(0, [1, 2, 3]),)))
         assert len(result.sampled) == 1
@@ -198,46 +147,46 @@ async def test_batch_that_breaks_the_contract_fails_it_and_all_later_ones(
     async with running(checkpoint) as engine:
         with pytest.raises(InternalError, match=message):
             await engine.run(batch)
-        assert not any(kv_bytes(engine))
+        assert not whole_kv(engine).any()
         with pytest.raises(InternalError, match=message):
             await engine.run(Batch(pass_index=0, chunks=(chunk_of([1], 0, 1, pages=(0,)),)))
 
 
 async def test_rank_that_is_killed_fails_the_pass_with_the_signal(checkpoint: Path) -> None:
     async with running(checkpoint) as engine:
-        os.kill(engine.info.pid, signal.SIGSTOP)
+        os.kill(engine.info.pids[0], signal.SIGSTOP)
         token_ids = [1] * 200
         running_pass = asyncio.create_task(
             engine.run(Batch(pass_index=0, chunks=(chunk_of(token_ids, 0, 200, pages=tuple(range(13))),)))
         )
         await asyncio.sleep(0)
-        os.kill(engine.info.pid, signal.SIGKILL)
-        with pytest.raises(InternalError, match=f"rank process {engine.info.pid} ended by SIGKILL"):
+        os.kill(engine.info.pids[0], signal.SIGKILL)
+        with pytest.raises(InternalError, match=rf"rank 0 \(process {engine.info.pids[0]}\) ended by SIGKILL"):
             await asyncio.wait_for(running_pass, DEADLINE_S)
 
 
 async def test_rank_ignores_the_interrupt_of_the_terminal(checkpoint: Path) -> None:
     async with running(checkpoint) as engine:
-        os.kill(engine.info.pid, signal.SIGINT)
+        os.kill(engine.info.pids[0], signal.SIGINT)
         await engine.run(Batch(pass_index=0, chunks=(chunk_of([1], 0, 1, pages=(0,)),)))
 
 
 async def test_pass_during_another_pass_is_refused(checkpoint: Path) -> None:
     async with running(checkpoint) as engine:
         batches = [Batch(pass_index=index, chunks=(chunk_of([1], 0, 1, pages=(0,)),)) for index in range(2)]
-        os.kill(engine.info.pid, signal.SIGSTOP)
+        os.kill(engine.info.pids[0], signal.SIGSTOP)
         first = asyncio.create_task(engine.run(batches[0]))
         await asyncio.sleep(0)
         with pytest.raises(InternalError, match="pass 1 came while another pass was running"):
             await engine.run(batches[1])
-        os.kill(engine.info.pid, signal.SIGCONT)
+        os.kill(engine.info.pids[0], signal.SIGCONT)
         assert (await asyncio.wait_for(first, DEADLINE_S)).pass_index == 0
         await engine.run(batches[1])
 
 
 async def test_closed_engine_has_no_process_left(checkpoint: Path) -> None:
     async with running(checkpoint) as engine:
-        pid = engine.info.pid
+        pid = engine.info.pids[0]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     with pytest.raises(InternalError, match="the engine is closed"):
@@ -248,29 +197,3 @@ async def test_closed_engine_has_no_process_left(checkpoint: Path) -> None:
 async def test_engine_that_cannot_start_says_why(dtype: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json|dtype 'int8'"):
         await start_engine(spec_of(tmp_path, dtype=dtype))
-
-
-async def test_rank_of_a_killed_worker_does_not_outlive_it(checkpoint: Path) -> None:
-    script = (
-        "import asyncio, sys\n"
-        "from pdserve.engine.client import start_engine\n"
-        "from pdserve.engine.port import EngineSpec\n"
-        "async def main():\n"
-        f"    engine = await start_engine(EngineSpec(model_dir={str(checkpoint)!r}, num_pages=4, page_slots=16,\n"
-        "        num_tail_slots=1, num_threads=1))\n"
-        "    print(engine.info.pid, flush=True)\n"
-        "    await asyncio.Event().wait()\n"
-        "asyncio.run(main())\n"
-    )
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=subprocess.PIPE)
-    assert worker.stdout is not None
-    rank = os.pidfd_open(int(await asyncio.wait_for(worker.stdout.readline(), DEADLINE_S)))
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(rank, ended.set)
-    try:
-        worker.kill()
-        await worker.wait()
-        await asyncio.wait_for(ended.wait(), DEADLINE_S)
-    finally:
-        asyncio.get_running_loop().remove_reader(rank)
-        os.close(rank)

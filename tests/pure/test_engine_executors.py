@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.tiny_checkpoints import CHECKPOINTS, random_tokens, reference_logits, write_checkpoint
+from tests.pure.tiny_checkpoints import DENSE, random_tokens, reference_logits, write_checkpoint
 
 from pdserve._kernels import CpuKernels, PackedMatrix
 from pdserve.bench.handoff_check import NATURAL_TEXT
@@ -19,7 +19,6 @@ from pdserve.engine.executor import Executor
 from pdserve.engine.kv_storage import KvStorage
 from pdserve.engine.torch_executor import TorchExecutor
 from pdserve.ids import SequenceId
-from pdserve.kv.layout import KvLayout
 from pdserve.model.config import read_config
 from pdserve.model.decoder import Decoder
 from pdserve.model.smollm2 import prepare
@@ -40,7 +39,7 @@ class Checkpoint:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    return {name: load(name, tmp_path_factory.mktemp(name)) for name in CHECKPOINTS}
+    return {name: load(name, tmp_path_factory.mktemp(name)) for name in DENSE}
 
 
 def load(name: str, model_dir: Path) -> Checkpoint:
@@ -51,15 +50,8 @@ def load(name: str, model_dir: Path) -> Checkpoint:
 
 
 def storage_for(decoder: Decoder, *, page_slots: int = PAGE_SLOTS) -> KvStorage:
-    config = decoder.config
-    layout = KvLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        page_slots=page_slots,
-        dtype="float32",
-    )
-    return KvStorage.create(layout=layout, num_pages=NUM_PAGES, num_tail_slots=1, hidden_dim=config.hidden_dim)
+    layout = decoder.config.kv_layout(page_slots=page_slots, dtype="float32")
+    return KvStorage.create(layout=layout, num_pages=NUM_PAGES)
 
 
 def chunk_of(token_ids: list[int], start: int, stop: int, pages: Iterable[int], sequence_id: int = 0) -> Chunk:
@@ -88,7 +80,7 @@ def all_logits(executor: Executor, token_ids: list[int], cuts: list[int], pages:
 
 
 @pytest.mark.parametrize("kind", [CpuExecutor, TorchExecutor])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", DENSE)
 def test_logits_of_each_executor_in_chunks_equal_transformers(
     kind: type[CpuExecutor] | type[TorchExecutor], name: str, checkpoints: dict[str, Checkpoint]
 ) -> None:
@@ -129,7 +121,7 @@ def test_bits_of_the_cpu_executor_do_not_depend_on_cut_or_pages(
     expected_TV = all_logits(CpuExecutor(decoder, whole, num_threads=1), token_ids, [120], whole_pages)
     logits_TV = all_logits(CpuExecutor(decoder, cut, num_threads=1), token_ids, [*sorted(cuts), 120], pages)
     assert torch.equal(logits_TV, expected_TV)
-    assert torch.equal(cut.pages_LPH2SD[:, pages], whole.pages_LPH2SD[:, whole_pages])
+    assert torch.equal(cut.pages_LPHKSD[:, pages], whole.pages_LPHKSD[:, whole_pages])
 
 
 def test_bits_of_the_cpu_executor_do_not_depend_on_the_rest_of_the_batch(checkpoints: dict[str, Checkpoint]) -> None:
@@ -173,7 +165,7 @@ def test_garbage_in_slots_not_yet_written_changes_nothing(checkpoints: dict[str,
     decoder = checkpoints["llama"].decoder
     token_ids = random_tokens(4, 37)
     clean, dirty = storage_for(decoder), storage_for(decoder)
-    dirty.pages_LPH2SD.fill_(float("nan"))
+    dirty.pages_LPHKSD.fill_(float("nan"))
     logits = [
         all_logits(CpuExecutor(decoder, storage, num_threads=1), token_ids, [20, 37], [5, 1, 9])
         for storage in (clean, dirty)
@@ -211,6 +203,16 @@ def test_gated_products_of_any_extents_equal_numpy(rows: int, columns: int, seed
         out = np.empty((rows, columns), np.float32)
         CpuKernels(1, name).linear(x, PackedMatrix.swiglu(gate, up), out)
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_product_without_columns_is_empty() -> None:
+    """What a rank has when there are fewer blocks of columns than ranks."""
+    x, none = np.ones((3, 16), np.float32), np.zeros((0, 16), np.float32)
+    out = np.empty((3, 0), np.float32)
+    for name in CpuKernels.instruction_sets():
+        kernels = CpuKernels(2, name)
+        kernels.linear(x, PackedMatrix.plain(none), out)
+        kernels.linear(x, PackedMatrix.swiglu(none, none), out)
 
 
 def test_kernels_with_extents_that_do_not_match_are_refused(checkpoints: dict[str, Checkpoint]) -> None:

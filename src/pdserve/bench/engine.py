@@ -178,7 +178,7 @@ class OwnEngine:
         self._next_pass_index = 0
         self._next_sequence_id = 0
         # Pages that were never written are not memory yet, and reading them would cost nothing.
-        values = np.frombuffer(engine.kv_region.buffer, dtype=np.float32)
+        values = np.frombuffer(engine.kv_regions[0].buffer, dtype=np.float32)
         values[:] = np.random.default_rng(0).standard_normal(len(values), dtype=np.float32)
 
     async def mean_seconds(self, point: Point) -> float:
