@@ -1,13 +1,20 @@
 """What the transfer benchmark makes of its measurements, with measurements that need no machine."""
 
 import sys
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from pdserve.bench.transfer import Configuration, Contender, Limit, Measure, PageRun, Pair, Session, Skipped, sum_up
+from pdserve.bench.transfer import Comparison, Contender, Limit, Measure, PageRun, Pair, Skipped, sum_up
+from pdserve.bench.transfer_fabric import PushRun, RankRegions
+from pdserve.bench.transfer_planning import CHUNK_TOKENS, LAYOUTS, LongPrompt
 from pdserve.bench.transfer_programs import measure_program
+from pdserve.bench.transfer_shardings import SCENARIOS, Scenario
 from pdserve.errors import InternalError
+from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.units import KIB
 
 RUN = PageRun(page_bytes=16 * KIB, region_bytes=64 * KIB + 5, num_rounds=3)
@@ -41,48 +48,68 @@ def test_sum_up_of_noisy_pairs_takes_medians_and_ratio_spread() -> None:
     assert row.spread == pytest.approx((1.0 - 0.5) / 0.75)
 
 
-def session(contenders: list[Contender], limit: Measure = lambda run: 2.0) -> Session:
-    configuration = Configuration(page_bytes=(4096, 8192), region_bytes=65536, num_rounds=1, repetitions=2)
-    return Session(
-        contenders=contenders,
-        limits={Limit.RAW_TCP: limit},
-        configuration=configuration,
-        on_run=lambda what: None,
-    )
+def comparison(limit: Measure = lambda run: 2.0) -> Comparison:
+    return Comparison(limits={Limit.RAW_TCP: limit}, repetitions=2, on_run=lambda what: None)
 
 
-def test_session_over_page_sizes_alternates_limit_and_contender() -> None:
-    calls: list[tuple[str, int]] = []
+def test_comparison_alternates_limit_and_contender() -> None:
+    calls: list[str] = []
 
     def recorded(name: str) -> Measure:
         def measure(run: PageRun) -> float:
-            calls.append((name, run.page_bytes))
+            assert run is RUN
+            calls.append(name)
             return 2.0
 
         return measure
 
-    report = session([contender(recorded("tcp"))], recorded("limit")).measure(skipped=[])
-    assert calls == [(name, size) for size in (4096, 8192) for _ in range(2) for name in ("limit", "tcp")]
-    assert [(row.page_bytes, row.ratio, row.spread) for row in report.rows] == [(4096, 1.0, 0.0), (8192, 1.0, 0.0)]
+    (row,) = comparison(recorded("limit")).measure([contender(recorded("tcp"))], RUN, subject="16 KiB")
+    assert calls == ["limit", "tcp", "limit", "tcp"]
+    assert (row.provider, row.page_bytes, row.ratio, row.spread) == ("tcp", RUN.page_bytes, 1.0, 0.0)
 
 
-def fail_at_8192(run: PageRun) -> float:
-    if run.page_bytes == 8192:
-        raise InternalError("the peer crashed")
-    return 1.0
+def fail(run: PageRun) -> float:
+    raise InternalError("the peer crashed")
 
 
-def test_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
-    peer = Contender(provider="peer", limit=Limit.RAW_TCP, measure=fail_at_8192, is_peer=True)
-    absent = Skipped(provider="absent", reason="not installed")
-    report = session([peer, contender()]).measure(skipped=[absent])
-    assert [(row.provider, row.page_bytes) for row in report.rows] == [("peer", 4096), ("tcp", 4096), ("tcp", 8192)]
-    assert report.skipped == (absent, Skipped(provider="peer", reason="the peer crashed"))
+def test_peer_that_fails_is_left_out_from_then_on_and_the_others_go_on() -> None:
+    failing = Contender(provider="peer", limit=Limit.RAW_TCP, measure=fail, is_peer=True)
+    healthy = Contender(provider="peer", limit=Limit.RAW_TCP, measure=lambda run: 1.0, is_peer=True)
+    measured = comparison()
+    assert [row.provider for row in measured.measure([failing, contender()], RUN, subject="")] == ["tcp"]
+    assert measured.failures == {"peer": Skipped(provider="peer", reason="the peer crashed")}
+    assert [row.provider for row in measured.measure([healthy, contender()], RUN, subject="")] == ["tcp"]
 
 
-def test_own_contender_that_fails_ends_the_session() -> None:
+def test_own_contender_that_fails_ends_the_comparison() -> None:
     with pytest.raises(InternalError, match="crashed"):
-        session([contender(fail_at_8192)]).measure(skipped=[])
+        comparison().measure([contender(fail)], RUN, subject="")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenario_writes_as_many_bytes_as_its_limit(scenario: Scenario) -> None:
+    run = PushRun(provider="tcp", source=scenario.source, target=scenario.target, num_pages=7, num_rounds=1)
+    assert run.num_writes == 7 * scenario.writes_per_page
+    assert run.num_bytes == run.num_writes * scenario.run_bytes
+
+
+def test_rank_regions_hold_heads_only_while_every_byte_is_right() -> None:
+    layout = KvLayout(num_layers=2, num_kv_heads=4, head_dim=3, page_slots=2, dtype="float16")
+    with closing(RankRegions(KvSharding(layout=layout, num_ranks=2), num_pages=3)) as regions:
+        assert not regions.hold_heads()
+        regions.fill_with_heads()
+        assert regions.hold_heads()
+        regions.clear()
+        assert not regions.hold_heads()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_long_prompt_is_cut_into_chunks_and_given_distinct_pages(layout: KvLayout) -> None:
+    prompt = LongPrompt(layout=layout, num_tokens=1_000_000)
+    chunks = list(prompt.chunks)
+    assert len(chunks) == 123 and chunks[0] == (0, CHUNK_TOKENS) and chunks[-1][1] == 999_999
+    assert all(before[1] == after[0] for before, after in pairwise(chunks))
+    assert sorted(prompt.page_indices) == list(range(62_500))
 
 
 def test_program_that_prints_noise_before_its_result_is_read(tmp_path: Path) -> None:

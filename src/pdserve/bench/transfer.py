@@ -1,25 +1,18 @@
 """How fast pages reach another process, beside the limit of the same path measured in the same run.
 
-Every contender moves every page of a region, in random order, `num_rounds` times; the time ends when the last page is
-in the other process. One repetition is limit, contender, limit, contender (A B A B), so that both see the same
-neighbours.
+Every contender moves pages in random order, `num_rounds` times; the time ends when the last page is in the other
+process. One repetition is limit, contender, limit, contender (A B A B), so that both see the same neighbours.
 """
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import msgspec
 
-from pdserve.bench.provenance import Machine, this_commit, this_machine
 from pdserve.errors import InternalError
 from pdserve.units import KIB, MIB
-
-DEFAULT_PAGE_BYTES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
-DEFAULT_REGION_BYTES = 128 * MIB
-DEFAULT_ROUNDS = 2
-DEFAULT_REPETITIONS = 5
 
 
 class Limit(Enum):
@@ -84,18 +77,10 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    page_bytes: tuple[int, ...] = DEFAULT_PAGE_BYTES
-    region_bytes: int = DEFAULT_REGION_BYTES
-    num_rounds: int = DEFAULT_ROUNDS
-    repetitions: int = DEFAULT_REPETITIONS
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    rows: tuple[Row, ...]
-    skipped: tuple[Skipped, ...]
-    configuration: Configuration
-    machine: Machine
-    commit: str | None
+    page_bytes: tuple[int, ...] = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
+    region_bytes: int = 128 * MIB
+    num_rounds: int = 2
+    repetitions: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,53 +110,34 @@ def sum_up(contender: Contender, *, page_bytes: int, pairs: Sequence[Pair]) -> R
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """What is measured, against what. `on_run` is told what is about to run."""
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """Measures contenders in turn with their limits. `on_run` is told what is about to run."""
 
-    contenders: Sequence[Contender]
     limits: Mapping[Limit, Measure]
-    configuration: Configuration
+    repetitions: int
     on_run: Callable[[str], None]
+    failures: dict[str, Skipped] = field(default_factory=dict[str, Skipped])
+    """Peers that failed, by provider: they are left out from then on."""
 
-    def measure(self, *, skipped: Sequence[Skipped]) -> Report:
-        """The report; `skipped` and peers that failed are listed as left out. Raises: what our own contenders raise."""
-        rows: list[Row] = []
-        failures: dict[str, Skipped] = {}
-        for page_bytes in self.configuration.page_bytes:
-            rows += self._measure_page_size(page_bytes, failures)
-        return Report(
-            rows=tuple(rows),
-            skipped=(*skipped, *failures.values()),
-            configuration=self.configuration,
-            machine=this_machine(),
-            commit=this_commit(),
-        )
-
-    def _measure_page_size(self, page_bytes: int, failures: dict[str, Skipped]) -> list[Row]:
-        """A row for each contender; one that fails moves to `failures`."""
-        configuration = self.configuration
-        run = PageRun(
-            page_bytes=page_bytes, region_bytes=configuration.region_bytes, num_rounds=configuration.num_rounds
-        )
-        pairs: dict[str, list[Pair]] = {contender.provider: [] for contender in self.contenders}
-        for repetition in range(configuration.repetitions):
-            for contender in self.contenders:
-                if contender.provider in failures:
+    def measure(self, contenders: Sequence[Contender], run: PageRun, *, subject: str) -> list[Row]:
+        """A row for each contender that did not fail. Raises: what our own contenders raise."""
+        pairs: dict[str, list[Pair]] = {contender.provider: [] for contender in contenders}
+        for repetition in range(self.repetitions):
+            for contender in contenders:
+                if contender.provider in self.failures:
                     continue
-                self.on_run(
-                    f"{page_bytes // KIB} KiB, {repetition + 1}/{configuration.repetitions}: {contender.provider}"
-                )
+                self.on_run(f"{subject}, {repetition + 1}/{self.repetitions}: {contender.provider}")
                 try:
                     pairs[contender.provider].append(self._measure_pair(contender, run))
                 except InternalError as error:
                     if not contender.is_peer:
                         raise
-                    failures[contender.provider] = Skipped(provider=contender.provider, reason=error.message)
+                    self.failures[contender.provider] = Skipped(provider=contender.provider, reason=error.message)
         return [
-            sum_up(contender, page_bytes=page_bytes, pairs=pairs[contender.provider])
-            for contender in self.contenders
-            if contender.provider not in failures
+            sum_up(contender, page_bytes=run.page_bytes, pairs=pairs[contender.provider])
+            for contender in contenders
+            if contender.provider not in self.failures
         ]
 
     def _measure_pair(self, contender: Contender, run: PageRun) -> Pair:

@@ -1,189 +1,241 @@
 """Page writes with an immediate each through `pdserve.fabric.native`, from this process into a new one.
 
-The region is laid out as a KV region of `NUM_LAYERS` layers, and a round is one push of all its pages. Every layer
-counts as computed before the push is armed, so that nothing but the fabric is measured. Each measurement has its own
-two fabrics: one that is left open would wake up while the next is measured.
+A round is one handoff: its pushes, one for each pair of ranks, over all pages of all layers. Every layer counts as
+computed before a push is armed, so that nothing but the fabric is measured. Each measurement has its own two fabrics:
+one that is left open would wake up while the next is measured.
 """
 
 import multiprocessing
-import select
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pdserve.bench.transfer import Contender, Limit, PageRun
+from pdserve.bench.fabric_events import DEADLINE_S, await_events
+from pdserve.bench.transfer import Limit, PageRun
 from pdserve.errors import ConfigError, HandoffTimeout, InternalError
 from pdserve.fabric.native import NativeFabric
 from pdserve.fabric.port import (
     IMMEDIATE_GENERATION_BITS,
+    DomainGroup,
     Fabric,
-    FabricEvent,
-    FabricPeerId,
     Landed,
     PagePush,
     PushEnded,
     PushId,
     PushOutcome,
+    RegionDescriptor,
     RegionId,
-    RemoteRegionId,
 )
-from pdserve.ids import Immediate
+from pdserve.ids import HandoffId, Immediate
+from pdserve.kv.layout import DTYPE_BYTES, KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
-from pdserve.units import NS_PER_MS, seconds_to_ns
+from pdserve.transfer.plan import num_rank_pairs, rank_pairs
+from pdserve.transfer.source import Source
+from pdserve.transfer.target import Target
+from pdserve.units import seconds_to_ns
 
 PROVIDERS = {"tcp": Limit.RAW_TCP, "shm": Limit.PROCESS_VM_WRITEV}
 NUM_LAYERS = 4
-DEADLINE_S = 60.0
-SOURCE_FILL = 1
+"""Of a KV region that is measured as pages of one rank."""
+PAGE_DTYPE = "float16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvRun:
-    """A run as a KV region sees it."""
+class PushRun:
+    """Handoffs of all pages of a pool, from the ranks of one process to those of another."""
 
-    run: PageRun
-
-    @property
-    def layer_pages(self) -> int:
-        return self.run.num_pages // NUM_LAYERS
-
-    @property
-    def layer_bytes(self) -> int:
-        return self.layer_pages * self.run.page_bytes
+    provider: str
+    bind_hosts: tuple[str, ...] = ("127.0.0.1",)
+    """The addresses of the NICs that both sides have; those of a group."""
+    source: KvSharding
+    target: KvSharding
+    num_pages: int
+    num_rounds: int
 
     @property
     def num_writes(self) -> int:
-        return NUM_LAYERS * self.layer_pages
+        """Of one round."""
+        return self.target.layout.num_layers * self.num_pages * num_rank_pairs(self.source, self.target)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that one round moves."""
-        return NUM_LAYERS * self.layer_bytes
+        """Written in one round."""
+        return self.target.num_ranks * self.target.rank_layout.region_bytes(self.num_pages)
 
     @property
     def phases(self) -> tuple[Sequence[int], Sequence[int]]:
         """The rounds of the warm-up and those that are measured."""
-        return range(1), range(1, 1 + self.run.num_rounds)
+        return range(1), range(1, 1 + self.num_rounds)
 
-    def new_region(self) -> SharedRegion:
-        return SharedRegion.create(name="bench-transfer", num_bytes=self.num_bytes)
+    def open_fabric(self) -> NativeFabric:
+        return NativeFabric(self.provider, groups=(DomainGroup(bind_hosts=self.bind_hosts),))
 
-    def push(self, round_index: int, *, peer_id: FabricPeerId, source: RegionId, target: RemoteRegionId) -> PagePush:
-        """All pages of all layers in one random order, into the same places."""
-        pages = np.random.default_rng(0).permutation(self.layer_pages).astype(np.uint32)
-        return PagePush(
-            push_id=PushId(round_index),
-            peer_id=peer_id,
-            source=source,
-            target=target,
+    def pushes(self, round_index: int, *, source: Source, target: Target) -> list[PagePush]:
+        """All pages of all layers, for all pairs of ranks, in one random order and into the same places."""
+        pages = tuple(np.random.default_rng(0).permutation(self.num_pages).tolist())
+        pairs = rank_pairs(self.source, self.target, handoff_id=HandoffId(round_index))
+        pushes = source.page_pushes(
+            target,
+            pairs,
+            push_ids=map(PushId, count(round_index * len(pairs))),
             immediate=_immediate(round_index),
             source_pages=pages,
             target_pages=pages,
-            num_layers=NUM_LAYERS,
-            run_bytes=self.run.page_bytes,
-            source_page_bytes=self.run.page_bytes,
-            target_page_bytes=self.run.page_bytes,
-            source_layer_bytes=self.layer_bytes,
-            target_layer_bytes=self.layer_bytes,
             first_tick=0,
         )
+        return list(pushes)
 
 
-def fabric_contenders() -> list[Contender]:
-    return [
-        Contender(provider=provider, limit=limit, measure=partial(measure_fabric, provider))
-        for provider, limit in PROVIDERS.items()
-    ]
+class RankRegions:
+    """The KV regions of one side's ranks, registered.
+
+    Lifetime: closed after the fabric.
+    """
+
+    def __init__(self, sharding: KvSharding, *, num_pages: int) -> None:
+        self._sharding = sharding
+        self._num_pages = num_pages
+        num_bytes = sharding.rank_layout.region_bytes(num_pages)
+        self._regions = [
+            SharedRegion.create(name=f"bench-rank-{rank}", num_bytes=num_bytes) for rank in range(sharding.num_ranks)
+        ]
+
+    def close(self) -> None:
+        for region in self._regions:
+            region.close()
+
+    def register(self, fabric: Fabric) -> tuple[RegionId, ...]:
+        return tuple(fabric.register(region) for region in self._regions)
+
+    def fill_with_heads(self) -> None:
+        """Every byte becomes the number of its head, counted from 1."""
+        for rank in range(self._sharding.num_ranks):
+            self._bytes_of(rank)[:] = self._numbers_of(rank)
+
+    def clear(self) -> None:
+        for rank in range(self._sharding.num_ranks):
+            self._bytes_of(rank)[:] = 0
+
+    def hold_heads(self) -> bool:
+        """Whether every byte is the number of its head."""
+        return all(
+            bool((self._bytes_of(rank) == self._numbers_of(rank)).all()) for rank in range(self._sharding.num_ranks)
+        )
+
+    def _bytes_of(self, rank: int) -> NDArray[np.uint8]:
+        """The region of a rank by page, head and byte."""
+        layout = self._sharding.rank_layout
+        flat = np.frombuffer(self._regions[rank].buffer, np.uint8, count=layout.region_bytes(self._num_pages))
+        return flat.reshape(-1, layout.num_kv_heads, layout.head_bytes)
+
+    def _numbers_of(self, rank: int) -> NDArray[np.uint8]:
+        return np.array(self._sharding.heads_of(rank), np.uint8)[:, None] + np.uint8(1)
 
 
-def measure_fabric(provider: str, run: PageRun) -> float:
-    """GB/s of one run. Raises: `FabricError`, `HandoffTimeout`; `InternalError` when what landed is wrong."""
+def measure_pages(provider: str, run: PageRun) -> float:
+    """GB/s of a run of one rank's pages. Raises: as `measure_push_run`."""
     if run.num_pages < NUM_LAYERS:
         raise ConfigError(f"a region of {run.num_pages} pages is too small: at least {NUM_LAYERS} pages are needed")
+    head_dim, odd_bytes = divmod(run.page_bytes, DTYPE_BYTES[PAGE_DTYPE])
+    if odd_bytes:
+        raise ConfigError(f"a page of {run.page_bytes} bytes holds no whole number of {PAGE_DTYPE} values")
+    layout = KvLayout(
+        num_layers=NUM_LAYERS, num_kv_heads=1, head_dim=head_dim, page_slots=1, dtype=PAGE_DTYPE, num_planes=1
+    )
+    sharding = KvSharding(layout=layout)
+    return measure_push_run(
+        PushRun(
+            provider=provider,
+            source=sharding,
+            target=sharding,
+            num_pages=run.num_pages // NUM_LAYERS,
+            num_rounds=run.num_rounds,
+        )
+    )
+
+
+def measure_push_run(run: PushRun) -> float:
+    """GB/s of one run. Raises: `FabricError`, `HandoffTimeout`; `InternalError` when what landed is wrong."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    receiver = context.Process(target=receive, args=(provider, run, theirs), daemon=True)
+    receiver = context.Process(target=receive, args=(run, theirs), daemon=True)
     receiver.start()
     theirs.close()
     try:
-        elapsed_ns = _send(provider, KvRun(run=run), ours)
+        elapsed_ns = _send(run, ours)
         receiver.join(timeout=DEADLINE_S)
     finally:
         receiver.kill()
         receiver.join()
-    return KvRun(run=run).num_bytes * run.num_rounds / elapsed_ns
+    return run.num_bytes * run.num_rounds / elapsed_ns
 
 
-def receive(provider: str, run: PageRun, pipe: Connection) -> None:
+def receive(run: PushRun, pipe: Connection) -> None:
     """The receiving process: says when it expects a phase, when that has landed, and last if the bytes are right."""
-    kv_run = KvRun(run=run)
-    with closing(kv_run.new_region()) as region, closing(NativeFabric(provider=provider)) as fabric:
-        pipe.send((fabric.address, fabric.expose(fabric.register(region))))
-        for rounds in kv_run.phases:
-            _fill(region, 0)
-            deadline_ns = _deadline_ns()
+    with closing(RankRegions(run.target, num_pages=run.num_pages)) as regions, closing(run.open_fabric()) as fabric:
+        pipe.send((fabric.address, [fabric.expose(region_id) for region_id in regions.register(fabric)]))
+        for rounds in run.phases:
+            regions.clear()
+            deadline_ns = time.monotonic_ns() + seconds_to_ns(DEADLINE_S)
             for round_index in rounds:
-                fabric.expect(_immediate(round_index), kv_run.num_writes, deadline_ns=deadline_ns)
+                fabric.expect(_immediate(round_index), run.num_writes, deadline_ns=deadline_ns)
             pipe.send("expecting")
             await_events(fabric, Landed, len(rounds))
             pipe.send(time.monotonic_ns())
-        pipe.send(region.buffer[: kv_run.num_bytes] == bytes([SOURCE_FILL]) * kv_run.num_bytes)
+        pipe.send(regions.hold_heads())
 
 
-def _send(provider: str, kv_run: KvRun, pipe: Connection) -> int:
+def _send(run: PushRun, pipe: Connection) -> int:
     """Nanoseconds from arming the first measured push to the receiver's notice that the last write has landed."""
-    with (
-        closing(kv_run.new_region()) as region,
-        closing(SharedRegion.create(name="bench-layer-counter", num_bytes=REGION_BYTES)) as counter,
-        closing(NativeFabric(provider=provider)) as fabric,
-    ):
-        _fill(region, SOURCE_FILL)
-        np.frombuffer(counter.buffer, dtype=np.uint64, count=1)[0] = NUM_LAYERS
+    with ExitStack() as stack:
+        regions = stack.enter_context(closing(RankRegions(run.source, num_pages=run.num_pages)))
+        counter = stack.enter_context(closing(SharedRegion.create(name="bench-counter", num_bytes=REGION_BYTES)))
+        fabric = stack.enter_context(closing(run.open_fabric()))
+        regions.fill_with_heads()
+        np.frombuffer(counter.buffer, dtype=np.uint64, count=1)[0] = run.source.layout.num_layers
         fabric.watch(counter)
-        source = fabric.register(region)
-        address, descriptor = _answer(pipe)
-        peer_id = fabric.connect(address)
-        target = fabric.attach(peer_id, descriptor)
+        source = _source_of(run, regions.register(fabric))
+        target = _target_of(run, fabric, *_answer(pipe))
         elapsed_ns = 0
-        for rounds in kv_run.phases:
-            pushes = [kv_run.push(round_index, peer_id=peer_id, source=source, target=target) for round_index in rounds]
+        for rounds in run.phases:
+            pushes = [push for round_index in rounds for push in run.pushes(round_index, source=source, target=target)]
             _answer(pipe)
             start_ns = time.monotonic_ns()
             for push in pushes:
                 fabric.arm(push)
-            await_events(fabric, PushEnded, len(pushes))
+            for ended in await_events(fabric, PushEnded, len(pushes)):
+                if ended.outcome is not PushOutcome.DONE:
+                    raise InternalError(f"{run.provider}: {ended}")
             elapsed_ns = _answer(pipe) - start_ns
         if not _answer(pipe):
-            raise InternalError(f"{provider}: what landed is not what was sent")
+            raise InternalError(f"{run.provider}: what landed is not what was sent")
         return elapsed_ns
 
 
-def await_events(fabric: Fabric, kind: type[Landed] | type[PushEnded], count: int) -> None:
-    """Returns when `count` events of one kind came. Raises: `HandoffTimeout`, or `InternalError` at any other event."""
-    deadline_ns = _deadline_ns()
-    poller = select.poll()
-    poller.register(fabric.fileno(), select.POLLIN)
-    num_seen = 0
-    while num_seen < count:
-        remaining_ms = (deadline_ns - time.monotonic_ns()) // NS_PER_MS
-        if remaining_ms <= 0 or not poller.poll(remaining_ms):
-            raise HandoffTimeout(f"{num_seen} of {count} {kind.__name__} events came within {DEADLINE_S:.0f} s")
-        events = fabric.poll()
-        for event in events:
-            if not isinstance(event, kind) or _has_failed(event):
-                raise InternalError(f"expected {kind.__name__}, got {event}")
-        num_seen += len(events)
+def _source_of(run: PushRun, kv_regions: tuple[RegionId, ...]) -> Source:
+    """Without a tail: its region is none of its own."""
+    return Source(
+        sharding=run.source,
+        num_pages=run.num_pages,
+        kv_regions=kv_regions,
+        tail_region=kv_regions[0],
+        tail_slot_bytes=0,
+    )
 
 
-def _has_failed(event: FabricEvent) -> bool:
-    return isinstance(event, PushEnded) and event.outcome is not PushOutcome.DONE
+def _target_of(run: PushRun, fabric: Fabric, address: bytes, descriptors: list[RegionDescriptor]) -> Target:
+    peer_id = fabric.connect(address)
+    kv = tuple(fabric.attach(peer_id, descriptor) for descriptor in descriptors)
+    return Target(peer_id=peer_id, sharding=run.target, num_pages=run.num_pages, kv=kv, tail=kv[0], num_tail_slots=0)
 
 
 def _answer(pipe: Connection) -> Any:
@@ -195,14 +247,6 @@ def _answer(pipe: Connection) -> Any:
         raise InternalError("the receiving process ended early; its error is above") from None
 
 
-def _fill(region: SharedRegion, value: int) -> None:
-    np.frombuffer(region.buffer, dtype=np.uint8)[:] = value
-
-
 def _immediate(round_index: int) -> Immediate:
     """Generation 0 of a slot of its own."""
     return Immediate(round_index << IMMEDIATE_GENERATION_BITS)
-
-
-def _deadline_ns() -> int:
-    return time.monotonic_ns() + seconds_to_ns(DEADLINE_S)
