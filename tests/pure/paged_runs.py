@@ -38,9 +38,7 @@ class Paged:
         sharding = KvSharding(
             layout=config.kv_layout(page_slots=PAGE_SLOTS, dtype="float32"), num_ranks=communicator.num_ranks
         )
-        storage = KvStorage.create(
-            layout=sharding.rank_layout, num_pages=NUM_PAGES, num_tail_slots=1, hidden_dim=config.hidden_dim
-        )
+        storage = KvStorage.create(layout=sharding.rank_layout, num_pages=NUM_PAGES)
         return cls(sharding=sharding, storage=storage, executor=TorchExecutor(decoder, storage))
 
 

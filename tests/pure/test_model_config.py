@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pdserve.errors import ConfigError
-from pdserve.model.config import Architecture, Llama3Scaling, read_config
+from pdserve.model.config import Architecture, read_config
+from pdserve.model.rope_config import Llama3Scaling
 
 VALID: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,8 +30,8 @@ def write(model_dir: Path, **changes: object) -> Path:
 def test_config_with_only_what_is_needed_takes_the_defaults(tmp_path: Path) -> None:
     config = read_config(write(tmp_path))
     assert config.architecture is Architecture.LLAMA
-    assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 10_000.0)
-    assert config.rope_scaling is None
+    assert (config.head_dim, config.num_kv_heads, config.rope.theta) == (16, 2, 10_000.0)
+    assert config.rope.scaling is None
     assert not config.has_tied_embeddings
 
 
@@ -44,7 +45,7 @@ def test_config_with_llama3_rope_reads_its_four_numbers(section: str, tmp_path: 
         "original_max_position_embeddings": 8192,
     }
     config = read_config(write(tmp_path, **{section: rope}))
-    assert config.rope_scaling == Llama3Scaling(
+    assert config.rope.scaling == Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
     )
 
@@ -54,12 +55,12 @@ def test_config_with_llama3_rope_reads_its_four_numbers(section: str, tmp_path: 
     [
         ({"architectures": ["MixtralForCausalLM"]}, "Mixtral.*known are LlamaForCausalLM, Qwen2.*, Qwen3"),
         ({"architectures": None}, "known are"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "rope scaling 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "factor must be a positive number"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"attention_bias": True}, "attention_bias is not supported"),
         ({"mlp_bias": True}, "mlp_bias is not supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quant_method 'awq' is not supported"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
         ({"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),

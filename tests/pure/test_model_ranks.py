@@ -29,5 +29,5 @@ def test_logits_and_cache_of_each_rank_equal_those_of_the_whole_model(
     for rank, (logits_TV, paged) in enumerate(run_ranks(num_ranks, run)):
         assert (logits_TV - whole_TV).abs().max() < 1e-5
         held = paged.sharding.heads_of(rank)
-        difference = paged.storage.pages_LPH2SD - whole.storage.pages_LPH2SD[:, :, held.start : held.stop]
+        difference = paged.storage.pages_LPHKSD - whole.storage.pages_LPHKSD[:, :, held.start : held.stop]
         assert difference.abs().max() < 1e-5

@@ -50,23 +50,72 @@ def _qwen3() -> Any:
     )
 
 
+def _qwen3_moe(**changes: Any) -> Any:
+    experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    fields = _dimensions(num_attention_heads=4, head_dim=16, tie_word_embeddings=False, **experts, **changes)
+    return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**fields))
+
+
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": False,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0}
+
+
+def _deepseek_v2(**changes: Any) -> Any:
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**_dimensions(**_LATENT, **changes)))
+
+
+def _deepseek_v3(**changes: Any) -> Any:
+    fields = _dimensions(**_LATENT, q_lora_rank=28, n_group=4, topk_group=2, routed_scaling_factor=2.5, **changes)
+    return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**fields))
+
+
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "llama": lambda: _llama(tie_word_embeddings=False),
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
     "llama-llama3-rope": lambda: _llama(tie_word_embeddings=True, rope_scaling=_LLAMA3_SCALING),
+    "llama-yarn": lambda: _llama(tie_word_embeddings=True, rope_scaling=_YARN),
     "qwen2": _qwen2,
     "qwen3": _qwen3,
 }
+MIXTURES: dict[str, Callable[[], Any]] = {
+    "qwen3-moe": lambda: _qwen3_moe(norm_topk_prob=True),
+    "qwen3-moe-some-dense": lambda: _qwen3_moe(decoder_sparse_step=2),
+    "qwen3-moe-first-dense": lambda: _qwen3_moe(mlp_only_layers=[0], norm_topk_prob=True),
+    "deepseek-v2": lambda: _deepseek_v2(
+        q_lora_rank=28, topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=1.7
+    ),
+    "deepseek-v2-lite": lambda: _deepseek_v2(q_lora_rank=None, rope_scaling=_YARN),
+    "deepseek-v3": _deepseek_v3,
+    "deepseek-v3-yarn": lambda: _deepseek_v3(rope_scaling=_YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}),
+    "deepseek-v3-halves": lambda: _deepseek_v3(rope_interleave=False, norm_topk_prob=False),
+}
+"""With experts, and DeepSeek's with latent attention too."""
 
 
 def write_checkpoint(name: str, model_dir: Path) -> Any:
     """Saves the checkpoint and returns the model of `transformers`. Biases and norms are random too."""
     torch.manual_seed(sum(name.encode()))  # pyright: ignore[reportUnknownMemberType]
-    model = CHECKPOINTS[name]().float().eval()
+    model = (CHECKPOINTS | MIXTURES)[name]().float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * (0.5 if "bias" in parameter_name else 0.1))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.rand_like(buffer))
     model.save_pretrained(model_dir, safe_serialization=True)
     return model
 

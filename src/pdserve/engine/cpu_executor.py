@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from pdserve._kernels import CpuKernels, PackedMatrix, PagedCache, PassPlan
 from pdserve.engine.kv_storage import KvStorage
+from pdserve.errors import InternalError
+from pdserve.model.attention import GroupedAttention
 from pdserve.model.decoder import Decoder, DecoderLayer, OnLayer
+from pdserve.model.feed_forward import FeedForward
 from pdserve.model.parallel import Columns
 from pdserve.schedule.batch import Chunk
 
@@ -66,7 +69,9 @@ class CpuExecutor:
         """Whether the kernels can run this decoder where it is."""
         config, weight = decoder.config, decoder.embedding.weight
         return (
-            weight.device.type == "cpu"
+            config.latent is None
+            and config.experts is None
+            and weight.device.type == "cpu"
             and weight.dtype == torch.float32
             and config.head_dim % _DIM_MULTIPLE == 0
             and config.hidden_dim % _DIM_MULTIPLE == 0
@@ -131,6 +136,8 @@ class CpuExecutor:
 
 def _pack_layer(layer: DecoderLayer) -> _LayerWeights:
     attention, feed_forward = layer.attention, layer.feed_forward
+    if not isinstance(attention, GroupedAttention) or not isinstance(feed_forward, FeedForward):
+        raise InternalError("the kernels run dense layers with grouped attention only")
     gate_FE, up_FE = feed_forward.gate_up.weight.chunk(2)
     return _LayerWeights(
         attention_norm_E=_array(layer.attention_norm.weight),

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from pdserve.model.config import ModelConfig
 from pdserve.model.cuts import Cuts
@@ -37,6 +38,34 @@ class AttentionCache(Protocol):
     ) -> torch.Tensor:
         """Append the latents of the pass's tokens, then have `attend_one` attend sequence by sequence: o_TNV."""
         ...
+
+
+def attend_causally(
+    q_QND: torch.Tensor, k_CHD: torch.Tensor, v_CHV: torch.Tensor, *, scale: float | None = None
+) -> torch.Tensor:
+    """o_QNV. Without a scale: one over the root of D.
+
+    Heads are spread and padded to one dimension, because torch's kernel that computes head by head takes nothing else:
+    so what a head comes to does not depend on how many heads its rank has.
+    """
+    num_heads, value_dim = q_QND.shape[1], v_CHV.shape[2]
+    dim = max(q_QND.shape[2], value_dim)
+
+    def as_heads(x: torch.Tensor) -> torch.Tensor:
+        padded = functional.pad(x, (0, dim - x.shape[2]))
+        return padded.repeat_interleave(num_heads // x.shape[1], dim=1).transpose(0, 1)[None]
+
+    num_new, num_cached = len(q_QND), len(k_CHD)
+    last_seen_Q = torch.arange(num_cached - num_new, num_cached, device=q_QND.device)
+    mask_QC = torch.arange(num_cached, device=q_QND.device)[None, :] <= last_seen_Q[:, None]
+    o_1NQV = functional.scaled_dot_product_attention(
+        as_heads(q_QND),
+        as_heads(k_CHD),
+        as_heads(v_CHV),
+        attn_mask=mask_QC,
+        scale=q_QND.shape[2] ** -0.5 if scale is None else scale,
+    )
+    return o_1NQV[0, :, :, :value_dim].transpose(0, 1)
 
 
 class GroupedAttention(nn.Module):

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import cast
 
@@ -28,12 +29,17 @@ def weight_files(model_dir: Path) -> list[Path]:
 def fingerprint(model_dir: Path, config: ModelConfig) -> str:
     """Equal for two directories exactly when their KV is exchangeable: same architecture, same weights."""
     digest = hashlib.sha256()
-    fields = asdict(config) | {"architecture": config.architecture.value}
-    digest.update(json.dumps(fields, sort_keys=True).encode())
+    digest.update(json.dumps(asdict(config), sort_keys=True, default=_enum_value).encode())
     for path in weight_files(model_dir):
         for identity in _tensor_identities(path):
             digest.update(identity)
     return digest.hexdigest()[:32]
+
+
+def _enum_value(field: object) -> object:
+    if not isinstance(field, Enum):
+        raise TypeError(f"{field!r} has no place in a fingerprint")
+    return field.value
 
 
 def _tensor_identities(path: Path) -> Iterator[bytes]:

@@ -14,7 +14,9 @@ from torch import nn
 from pdserve.model.attention import AttentionCache, GroupedAttention
 from pdserve.model.config import ModelConfig
 from pdserve.model.cuts import Cuts
+from pdserve.model.experts import Experts
 from pdserve.model.feed_forward import FeedForward
+from pdserve.model.latent_attention import LatentAttention
 from pdserve.model.norm import RmsNorm
 from pdserve.model.parallel import Communicator, SingleRank
 from pdserve.model.products import Linear
@@ -29,12 +31,22 @@ class OnLayer(Protocol):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, cuts: Cuts, communicator: Communicator) -> None:
+    attention: GroupedAttention | LatentAttention
+    feed_forward: FeedForward | Experts
+
+    def __init__(self, config: ModelConfig, layer_index: int, cuts: Cuts, communicator: Communicator) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(config.hidden_dim, eps=config.norm_eps)
-        self.attention = GroupedAttention(config, cuts, communicator)
-        self.feed_forward_norm = RmsNorm(config.hidden_dim, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config.hidden_dim, ffn=cuts.ffn, hidden=cuts.hidden, communicator=communicator)
+        dim, eps = config.hidden_dim, config.norm_eps
+        self.attention_norm = RmsNorm(dim, eps=eps)
+        if config.latent is not None:
+            self.attention = LatentAttention(config, config.latent, cuts, communicator)
+        else:
+            self.attention = GroupedAttention(config, cuts, communicator)
+        self.feed_forward_norm = RmsNorm(dim, eps=eps)
+        if config.experts is not None and layer_index in config.experts.layers:
+            self.feed_forward = Experts(config.experts, hidden_dim=dim, hidden=cuts.hidden, communicator=communicator)
+        else:
+            self.feed_forward = FeedForward(dim, ffn=cuts.ffn, hidden=cuts.hidden, communicator=communicator)
 
     def sources(self) -> Sources:
         return {
@@ -57,18 +69,23 @@ class Decoder(nn.Module):
         self.communicator: Communicator = SingleRank() if communicator is None else communicator
         cuts = self.cuts = Cuts.of(config, self.communicator)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
-        self.layers = nn.ModuleList(DecoderLayer(config, cuts, self.communicator) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer_index, cuts, self.communicator) for layer_index in range(config.num_layers)
+        )
         self.final_norm = RmsNorm(config.hidden_dim, eps=config.norm_eps)
         self.lm_head = Linear(config.hidden_dim, len(cuts.vocab.ours))
 
     def decoder_layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
-    def build_rope_tables(self, device: torch.device) -> None:
-        """Made after loading: a model built on the meta device has no values to keep."""
+    def complete(self, device: torch.device) -> None:
+        """Make what no checkpoint has, once the parameters are loaded."""
         cos_PR, sin_PR = rope_tables(self.config, num_positions=self.config.max_model_len)
         self.register_buffer("cos_PR", cos_PR.to(device), persistent=False)
         self.register_buffer("sin_PR", sin_PR.to(device), persistent=False)
+        for layer in self.decoder_layers():
+            if isinstance(layer.attention, LatentAttention):
+                layer.attention.absorb()
 
     def sources(self) -> Sources:
         """Of all parameters, but a tied head: that is rows of the embedding."""

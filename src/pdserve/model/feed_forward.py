@@ -21,8 +21,12 @@ class FeedForward(nn.Module):
         self.down = Linear(ffn.total, len(hidden.ours))
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        return self._communicator.gather_columns(self.columns(x_TE), self._hidden.widths)
+
+    def columns(self, x_TE: torch.Tensor) -> torch.Tensor:
+        """This rank's hidden columns alone."""
         gated = self._communicator.gather_columns(self.gate_up(x_TE), self._ffn.widths)
-        return self._communicator.gather_columns(self.down(gated), self._hidden.widths)
+        return self.down(gated)
 
     def sources(self) -> Sources:
         return {

@@ -1,6 +1,6 @@
 """The matrix products of a model. An engine may replace each of these modules by kernels of its own.
 
-Shape suffixes: T rows, I inputs, O outputs.
+Shape suffixes: T rows, N heads, I inputs, O outputs.
 """
 
 import torch
@@ -30,3 +30,19 @@ class GatedLinear(nn.Module):
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         gate_TO, up_TO = functional.linear(x_TI, self.weight).chunk(2, dim=-1)
         return functional.silu(gate_TO) * up_TO
+
+
+class HeadLinear(nn.Module):
+    """A product of its own for each head: x_TNI to y_TNO. Its weight is a view, and comes from no checkpoint."""
+
+    weight: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", None, persistent=False)
+
+    def set_weight(self, weight_NOI: torch.Tensor) -> None:
+        self.register_buffer("weight", weight_NOI, persistent=False)
+
+    def forward(self, x_TNI: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("tni,noi->tno", x_TNI, self.weight)

@@ -36,7 +36,7 @@ class CheckpointTensors:
                 f"but config.json asks for {(num_rows, *row_shape)}"
             )
         ours = range(num_rows) if rows.cut is None else rows.cut.ours
-        return stored[ours.start : ours.stop].to(dtype)
+        return stored[ours.start : ours.stop].to(torch.float32 if rows.keeps_float32 else dtype)
 
     def _stored(self, name: str) -> "_StoredTensor":
         file = self._file_of.get(name)

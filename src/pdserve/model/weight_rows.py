@@ -5,7 +5,7 @@ tensor is one run of rows. Modules name the tensors of their parameters in `sour
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.model.parallel import Columns
 
@@ -17,9 +17,11 @@ class Rows:
     tensor: str
     cut: Columns | None = None
     """None: the whole tensor, on every rank."""
+    keeps_float32: bool = False
+    """True for what is computed in float32 whatever the dtype of the model."""
 
     def under(self, prefix: str) -> "Rows":
-        return Rows(tensor=prefix + self.tensor, cut=self.cut)
+        return replace(self, tensor=prefix + self.tensor)
 
 
 Sources = Mapping[str, tuple[Rows, ...]]

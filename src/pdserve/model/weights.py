@@ -34,7 +34,7 @@ def load_decoder(
     if config.has_tied_embeddings:
         vocab = decoder.cuts.vocab.ours
         _assign(decoder, "lm_head.weight", decoder.embedding.weight[vocab.start : vocab.stop])
-    decoder.build_rope_tables(device)
+    decoder.complete(device)
     return decoder.eval()
 
 
