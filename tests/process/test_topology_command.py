@@ -32,7 +32,7 @@ def test_topology_of_this_machine_prints_a_plan() -> None:
 def test_topology_as_json_has_the_plan_as_values() -> None:
     shown = json.loads(topology("--json", "--sysfs", str(TREES / "hgx_h100")).stdout)
     assert shown["plan"]["provider"] == "verbs"
-    assert shown["distances"]["GPU0"]["mlx5_0"] == "PXB"
+    assert shown["gpus"][0]["distances"]["mlx5_0"] == "PXB"
     assert shown["plan"]["groups"][0] == {"nics": ["mlx5_0"], "addresses": [None], "cpus": [52, 164]}
     assert shown["findings"] == []
 

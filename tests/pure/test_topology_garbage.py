@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.pure.topology_machines import TREES, copy_of
 
 from pdserve.errors import ConfigError
-from pdserve.fabric.topology.findings import find
-from pdserve.fabric.topology.plan import choose
 from pdserve.fabric.topology.reading import read_machine
-from pdserve.fabric.topology.report import Survey, render, structured
+from pdserve.fabric.topology.report import render
+from pdserve.fabric.topology.survey import survey_tree
+from pdserve.fabric.topology.values import values_of
 
 GARBAGE = (
     b"",
@@ -37,11 +37,9 @@ FILES = sorted(
 )
 
 
-def survey_of(tree: Path) -> str:
-    machine = read_machine(tree)
-    plan = choose(machine)
-    survey = Survey(source="", machine=machine, plan=plan, findings=find(machine, plan), address_of=None)
-    structured(survey)
+def report_of(tree: Path) -> str:
+    survey = survey_tree(tree)
+    values_of(survey)
     return render(survey)
 
 
@@ -56,7 +54,7 @@ def test_garbage_in_any_files_still_gives_a_printable_report(server: Path, spoil
     try:
         for path, garbage in spoilt.items():
             (server / path).write_bytes(garbage)
-        report = survey_of(server)
+        report = report_of(server)
     except ConfigError as refused:
         assert "is no sysfs" in refused.message
         return
@@ -74,7 +72,7 @@ def test_folders_where_files_belong_and_broken_links_are_passed_over(tmp_path: P
     (tree / "class/infiniband/mlx5_99").symlink_to("mlx5_99")
     (tree / "class/net/gone0").symlink_to("../../devices/gone")
     (tree / "bus/pci/devices/0000:ff:00.0").symlink_to(os.devnull)
-    assert "mlx5_99" in survey_of(tree)
+    assert "mlx5_99" in report_of(tree)
 
 
 def test_links_that_lead_out_of_the_tree_give_no_pci_device(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What is found and chosen on the recorded machines."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ from tests.pure.topology_machines import TREE_NAMES, TREES, copy_of
 from pdserve.errors import ConfigError
 from pdserve.fabric.topology.addresses import live_address
 from pdserve.fabric.topology.distance import Distance
-from pdserve.fabric.topology.findings import find
 from pdserve.fabric.topology.nics import Provider
 from pdserve.fabric.topology.nvml import ListedGpu, sysfs_address
 from pdserve.fabric.topology.plan import Plan, choose, domain_groups
-from pdserve.fabric.topology.reading import LIVE_SYSFS, read_machine
-from pdserve.fabric.topology.report import Survey, render
+from pdserve.fabric.topology.reading import read_machine
+from pdserve.fabric.topology.report import render
+from pdserve.fabric.topology.survey import survey_this_machine, survey_tree
 
 UPDATE = "PDSERVE_TESTS_UPDATE"
 
@@ -26,13 +27,11 @@ def nic_names(plan: Plan) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", TREE_NAMES)
 def test_report_of_each_recorded_tree_equals_the_golden_one(name: str) -> None:
-    machine = read_machine(TREES / name)
-    plan = choose(machine)
-    survey = Survey(source=name, machine=machine, plan=plan, findings=find(machine, plan), address_of=None)
+    report = f"{render(replace(survey_tree(TREES / name), source=name))}\n"
     golden = TREES / f"{name}.txt"
     if os.environ.get(UPDATE):
-        golden.write_text(f"{render(survey)}\n")
-    assert f"{render(survey)}\n" == golden.read_text()
+        golden.write_text(report)
+    assert report == golden.read_text()
 
 
 def test_plan_of_the_connectx_server_gives_each_gpu_the_400g_nic_beside_it() -> None:
@@ -142,11 +141,9 @@ def test_domain_groups_of_a_nic_without_address_are_refused_by_its_name() -> Non
 
 
 def test_live_machine_is_read_and_planned_over_interfaces_that_are_up() -> None:
-    machine = read_machine(LIVE_SYSFS)
-    plan = choose(machine, allowed_cpus=os.sched_getaffinity(0))
-    survey = Survey(source="here", machine=machine, plan=plan, findings=find(machine, plan), address_of=live_address)
-    assert set(plan.groups[0].cpus) <= os.sched_getaffinity(0)
-    assert all(device.label in render(survey) for device in plan.devices)
+    survey = survey_this_machine()
+    assert set(survey.plan.groups[0].cpus) <= os.sched_getaffinity(0)
+    assert all(device.label in render(survey) for device in survey.plan.devices)
 
 
 def test_live_address_of_loopback_is_known_and_of_nonsense_is_not() -> None:

@@ -1,19 +1,14 @@
 """`pdserve topology`: devices, NICs and cores of this machine, what a worker would use, and what looks wrong."""
 
 import argparse
-import os
 from pathlib import Path
 
 import msgspec
 
 from pdserve.cli.subparsers import Subparsers
-from pdserve.fabric.topology.addresses import AddressOf, live_address
-from pdserve.fabric.topology.findings import find
-from pdserve.fabric.topology.machine import Machine
-from pdserve.fabric.topology.nvml import list_gpus
-from pdserve.fabric.topology.plan import Plan, choose
-from pdserve.fabric.topology.reading import LIVE_SYSFS, read_machine
-from pdserve.fabric.topology.report import Survey, render, structured
+from pdserve.fabric.topology.report import render
+from pdserve.fabric.topology.survey import survey_this_machine, survey_tree
+from pdserve.fabric.topology.values import values_of
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -27,25 +22,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    survey = _recorded(arguments.sysfs) if arguments.sysfs is not None else _live()
+    survey = survey_this_machine() if arguments.sysfs is None else survey_tree(arguments.sysfs)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(structured(survey)), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(values_of(survey)), indent=2).decode())
     else:
         print(render(survey))
     return 0
-
-
-def _live() -> Survey:
-    machine = read_machine(LIVE_SYSFS, listed_gpus=list_gpus())
-    plan = choose(machine, allowed_cpus=os.sched_getaffinity(0))
-    return _survey("this machine", machine, plan, live_address)
-
-
-def _recorded(sysfs: Path) -> Survey:
-    machine = read_machine(sysfs)
-    return _survey(str(sysfs), machine, choose(machine), None)
-
-
-def _survey(source: str, machine: Machine, plan: Plan, address_of: AddressOf | None) -> Survey:
-    findings = find(machine, plan, address_of)
-    return Survey(source=source, machine=machine, plan=plan, findings=findings, address_of=address_of)

@@ -1,34 +1,21 @@
-"""What was found and chosen, as plain text for an operator and as plain values for a program."""
+"""What was found, what is chosen and what looks wrong, as plain text for an operator."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import assert_never
 
-from pdserve.fabric.topology.addresses import AddressOf
 from pdserve.fabric.topology.cpu_list import format_cpu_list
 from pdserve.fabric.topology.distance import Distance, distance
 from pdserve.fabric.topology.findings import Finding, link_text
 from pdserve.fabric.topology.machine import Machine, NetInterface, PciFunction, RdmaDevice
 from pdserve.fabric.topology.nics import Nic, Provider
 from pdserve.fabric.topology.pci_names import pci_name
-from pdserve.fabric.topology.plan import Plan, PlannedDevice
+from pdserve.fabric.topology.plan import PlannedDevice
+from pdserve.fabric.topology.survey import Survey
 
 LINE_CHARS = 118
 UNKNOWN = "?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
-    """Everything there is to say of one machine."""
-
-    source: str
-    machine: Machine
-    plan: Plan
-    findings: tuple[Finding, ...]
-    address_of: AddressOf | None
-    """None: the machine is not this one, its addresses are unknown."""
 
 
 def render(survey: Survey) -> str:
@@ -40,85 +27,12 @@ def render(survey: Survey) -> str:
         "RDMA NICs": [
             row for number, nic in enumerate(machine.rdma_devices) for row in _rdma_rows(number, nic, machine)
         ],
-        "Network interfaces": [_interface_row(each, machine, survey.address_of) for each in machine.interfaces],
+        "Network interfaces": [_interface_row(each, survey) for each in machine.interfaces],
         "Distances": _distance_rows(machine),
         f"Plan: provider {plan.provider.value}": [_plan_row(device, survey) for device in plan.devices],
     }
     lines = [line for title, rows in sections.items() if rows for line in (title, *_aligned(rows), "")]
     return "\n".join([*lines, "What looks wrong", *_finding_lines(survey.findings)])
-
-
-def structured(survey: Survey) -> dict[str, object]:
-    """The same as values that every JSON encoder takes; keys end in their unit."""
-    machine, plan = survey.machine, survey.plan
-    return {
-        "source": survey.source,
-        "numa_nodes": [{"index": node.index, "cpus": list(node.cpus)} for node in machine.nodes],
-        "gpus": [
-            {"index": gpu.index, "name": gpu.name, "pci": gpu.pci.address, "numa_node": machine.node_of(gpu.pci)}
-            for gpu in machine.gpus
-        ],
-        "rdma_devices": [_rdma_values(device, machine) for device in machine.rdma_devices],
-        "interfaces": [
-            {
-                "name": each.name,
-                "is_up": each.is_up,
-                "rate_gbps": each.rate_gbps,
-                "numa_node": machine.node_of(each.pci),
-            }
-            for each in machine.interfaces
-        ],
-        "distances": {
-            gpu.label: {
-                device.name: distance(machine, gpu.pci, device.pci).name
-                for device in machine.rdma_devices
-                if device.pci
-            }
-            for gpu in machine.gpus
-        },
-        "plan": {
-            "provider": plan.provider.value,
-            "groups": [
-                {
-                    "nics": [nic.name for nic in group.nics],
-                    "addresses": [_address(nic, survey.address_of) for nic in group.nics],
-                    "cpus": list(group.cpus),
-                }
-                for group in plan.groups
-            ],
-            "devices": [
-                {
-                    "device": device.label,
-                    "group_index": device.group_index,
-                    "distance": device.distance.name,
-                    "cpus": list(device.cpus),
-                }
-                for device in plan.devices
-            ],
-        },
-        "findings": [
-            {"complaint": each.complaint.value, "subject": each.subject, "text": each.text} for each in survey.findings
-        ],
-    }
-
-
-def _rdma_values(device: RdmaDevice, machine: Machine) -> dict[str, object]:
-    interface = machine.interface_of(device)
-    return {
-        "name": device.name,
-        "pci": None if device.pci is None else device.pci.address,
-        "numa_node": machine.node_of(device.pci),
-        "interface": None if interface is None else interface.name,
-        "ports": [
-            {
-                "number": port.number,
-                "state": port.state,
-                "link_layer": port.link_layer.value,
-                "rate_gbps": port.rate_gbps,
-            }
-            for port in device.ports
-        ],
-    }
 
 
 def _node_rows(machine: Machine) -> list[Sequence[str]]:
@@ -150,14 +64,14 @@ def _rdma_rows(number: int, device: RdmaDevice, machine: Machine) -> Iterator[Se
         yield (*head, "", "", "no port")
 
 
-def _interface_row(interface: NetInterface, machine: Machine, address_of: AddressOf | None) -> Sequence[str]:
+def _interface_row(interface: NetInterface, survey: Survey) -> Sequence[str]:
     return (
         interface.name,
         "virtual" if interface.pci is None else pci_name(interface.pci),
-        "" if interface.pci is None else _node_text(machine, interface.pci),
+        "" if interface.pci is None else _node_text(survey.machine, interface.pci),
         "up" if interface.is_up else "down",
         _rate_text(interface.rate_gbps),
-        (address_of(interface.name) or "") if address_of is not None else "",
+        survey.address(interface.name) or "",
     )
 
 
@@ -205,11 +119,7 @@ def _nic_text(nic: Nic, survey: Survey) -> str:
     if survey.plan.provider is Provider.EFA:
         return nic.name
     missing = "address unknown" if survey.address_of is None else "no address"
-    return f"{nic.name} {_address(nic, survey.address_of) or missing}"
-
-
-def _address(nic: Nic, address_of: AddressOf | None) -> str | None:
-    return None if nic.interface is None or address_of is None else address_of(nic.interface)
+    return f"{nic.name} {survey.address(nic.interface) or missing}"
 
 
 def _node_text(machine: Machine, pci: PciFunction | None) -> str:
