@@ -1,203 +1,45 @@
-"""What every fabric promises, on the one in memory and on libfabric over tcp and shm.
-
-Each test has an initiator, which watches a layer counter and writes, and a target, which counts.
+"""What every fabric promises, on the one in memory and on libfabric over tcp and shm; with several NICs, see
+`test_fabric_nics.py`.
 """
 
 import errno
 import select
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from tests.contract.fabric_world import (
+    DEADLINE_S,
+    HOLE,
+    KV_BYTES,
+    LAYER_BYTES,
+    NUM_LAYERS,
+    NUM_PAGES,
+    PAGE_BYTES,
+    WINDOW_WRITES,
+    World,
+    immediate_of,
+    open_world,
+)
 
-from pdserve.clock import SystemClock
 from pdserve.errors import CapacityError, FabricError
-from pdserve.fabric.memory import MemoryNetwork
-from pdserve.fabric.native import NativeFabric
 from pdserve.fabric.port import (
-    IMMEDIATE_GENERATION_BITS,
     ExpectationExpired,
-    Fabric,
-    FabricEvent,
-    FabricPeerId,
     Fenced,
     FlushEnded,
     FlushId,
     Landed,
-    PagePush,
     PushEnded,
     PushId,
     PushOutcome,
     RegionDescriptor,
-    RegionId,
     RegionSlice,
     RemoteRegionId,
     SingleWrite,
 )
-from pdserve.ids import Immediate
-from pdserve.layer_counter import REGION_BYTES, RING_OFFSET
-from pdserve.shared_region import SharedRegion
-from pdserve.units import NS_PER_MS, NS_PER_S
-
-PAGE_BYTES = 8192
-NUM_PAGES = 16
-NUM_LAYERS = 3
-LAYER_BYTES = PAGE_BYTES * NUM_PAGES
-KV_BYTES = LAYER_BYTES * NUM_LAYERS
-# The last operating system page belongs to the flush word.
-REGION_SIZE_BYTES = KV_BYTES + 4096
-HOLE = 0xEE
-DEADLINE_S = 20.0
-WINDOW_WRITES = 64
-
-EventT = TypeVar("EventT", PushEnded, FlushEnded, Landed, ExpectationExpired, Fenced)
-
-
-def immediate_of(slot: int, generation: int = 0) -> Immediate:
-    return Immediate(slot << IMMEDIATE_GENERATION_BITS | generation)
-
-
-@dataclass(eq=False)
-class Rank:
-    """The ticking side of a layer counter, as `pdserve.layer_counter` describes it."""
-
-    region: SharedRegion
-    ticks: int = 0
-
-    def tick(self) -> int:
-        """Returns the instant that was written."""
-        from pdserve import _fabric
-
-        _fabric.LayerCounter.at(self.region.address).tick()
-        self.ticks += 1
-        offset = RING_OFFSET + 8 * self.ticks
-        return int.from_bytes(self.region.buffer[offset : offset + 8], "little")
-
-
-class World:
-    """Two fabrics of one kind, joined: a source region, a target region, an exposure, a layer counter."""
-
-    def __init__(self, initiator: Fabric, target: Fabric) -> None:
-        self.initiator, self.target = initiator, target
-        self.source_region = SharedRegion.create(name="source", num_bytes=REGION_SIZE_BYTES)
-        self.target_region = SharedRegion.create(name="target", num_bytes=REGION_SIZE_BYTES)
-        self.rank = Rank(SharedRegion.create(name="counter", num_bytes=REGION_BYTES))
-        generator = np.random.default_rng(seed=7)
-        self.source_region.buffer[:] = generator.integers(0, 256, REGION_SIZE_BYTES, np.uint8).tobytes()
-        self.target_region.buffer[:] = bytes([HOLE]) * REGION_SIZE_BYTES
-        self.events: dict[Fabric, list[FabricEvent]] = {initiator: [], target: []}
-        initiator.watch(self.rank.region)
-        self.source: RegionId = initiator.register(self.source_region)
-        self.exposed: RegionId = target.register(self.target_region)
-        self.exposure: RegionDescriptor = target.expose(self.exposed)
-        self.peer: FabricPeerId = initiator.connect(target.address)
-        self.remote: RemoteRegionId = initiator.attach(self.peer, self.exposure)
-
-    def close(self) -> None:
-        self.initiator.close()
-        self.target.close()
-        for region in (self.source_region, self.target_region, self.rank.region):
-            region.close()
-
-    def pump(self) -> None:
-        """Wait shortly for events, and take them."""
-        select.select([self.initiator.fileno(), self.target.fileno()], [], [], 0.005)
-        for fabric, events in self.events.items():
-            events.extend(fabric.poll())
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"nothing happened; events so far: {self.events}"
-            self.pump()
-
-    def wait_for(self, fabric: Fabric, kind: type[EventT]) -> EventT:
-        """The first event of a kind, taken out."""
-        found: list[EventT] = []
-
-        def take() -> bool:
-            found.extend(event for event in self.events[fabric] if isinstance(event, kind))
-            return bool(found)
-
-        self.wait_until(take)
-        self.events[fabric].remove(found[0])
-        return found[0]
-
-    def settle(self) -> None:
-        """Long enough for anything wrong that is under way to show up."""
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            self.pump()
-
-    def expect(self, immediate: Immediate, num_writes: int, *, record_arrivals: bool = False) -> None:
-        deadline_ns = time.monotonic_ns() + int(DEADLINE_S) * NS_PER_S
-        self.target.expect(immediate, num_writes, deadline_ns=deadline_ns, record_arrivals=record_arrivals)
-
-    def page_push(
-        self,
-        push_id: int,
-        source_pages: list[int],
-        target_pages: list[int],
-        *,
-        immediate: Immediate,
-        num_layers: int = NUM_LAYERS,
-        first_tick: int = 0,
-        run_bytes: int = PAGE_BYTES,
-        source_offset: int = 0,
-        target_offset: int = 0,
-        target: RemoteRegionId | None = None,
-    ) -> PagePush:
-        return PagePush(
-            push_id=PushId(push_id),
-            peer_id=self.peer,
-            source=self.source,
-            target=self.remote if target is None else target,
-            immediate=immediate,
-            source_pages=np.array(source_pages, np.uint32),
-            target_pages=np.array(target_pages, np.uint32),
-            num_layers=num_layers,
-            run_bytes=run_bytes,
-            source_page_bytes=PAGE_BYTES,
-            target_page_bytes=PAGE_BYTES,
-            source_layer_bytes=LAYER_BYTES,
-            target_layer_bytes=LAYER_BYTES,
-            source_offset=source_offset,
-            target_offset=target_offset,
-            first_tick=first_tick,
-        )
-
-    def single_write(self, push_id: int, *, immediate: Immediate, tick: int = 0, num_bytes: int = 4096) -> SingleWrite:
-        return SingleWrite(
-            push_id=PushId(push_id),
-            peer_id=self.peer,
-            source=self.source,
-            target=self.remote,
-            immediate=immediate,
-            source_offset=0,
-            target_offset=PAGE_BYTES,
-            num_bytes=num_bytes,
-            tick=tick,
-        )
-
-    def source_bytes(self) -> NDArray[np.uint8]:
-        return np.frombuffer(bytes(self.source_region.buffer[:KV_BYTES]), np.uint8)
-
-    def target_bytes(self) -> NDArray[np.uint8]:
-        return np.frombuffer(bytes(self.target_region.buffer[:KV_BYTES]), np.uint8)
-
-    def num_posted(self) -> int:
-        return self.initiator.stats().num_writes_posted
-
-
-def open_world(kind: str) -> World:
-    if kind == "memory":
-        network = MemoryNetwork(seed=1, clock=SystemClock())
-        return World(network.open(), network.open())
-    return World(NativeFabric(kind), NativeFabric(kind))
+from pdserve.units import NS_PER_MS
 
 
 @pytest.fixture(params=["memory", "tcp", "shm"])
@@ -353,7 +195,8 @@ def test_arming_beyond_the_bound_is_refused_with_a_time_to_come_back(world: Worl
 def test_attach_with_gaps_or_overlap_is_refused(world: World, slices: tuple[tuple[int, int], ...]) -> None:
     descriptor = RegionDescriptor(
         num_bytes=8192,
-        slices=tuple(RegionSlice(start=start, num_bytes=num_bytes, base=0, key=1) for start, num_bytes in slices),
+        nics=(0,),
+        slices=tuple(RegionSlice(start=start, num_bytes=num_bytes, base=0, keys=(1,)) for start, num_bytes in slices),
     )
     with pytest.raises(FabricError, match="attach"):
         world.initiator.attach(world.peer, descriptor)
@@ -405,8 +248,9 @@ def test_expect_of_a_closed_generation_or_twice_is_refused(world: World) -> None
 
 
 def test_expectation_past_its_deadline_expires_with_what_came(world: World) -> None:
-    world.target.expect(immediate_of(1), 2, deadline_ns=time.monotonic_ns() + 50 * NS_PER_MS)
     world.initiator.arm(world.single_write(1, immediate=immediate_of(1)))
+    world.wait_until(lambda: world.target.stats().num_immediates_received == 1)
+    world.target.expect(immediate_of(1), 2, deadline_ns=time.monotonic_ns() + 50 * NS_PER_MS)
     expired = world.wait_for(world.target, ExpectationExpired)
     assert (expired.num_arrived, expired.num_expected) == (1, 2)
     world.expect(immediate_of(1), 2)
@@ -455,7 +299,7 @@ def test_cancel_while_posting_drains_what_was_posted(world: World) -> None:
     stats = world.initiator.stats()
     assert stats.num_in_flight == 0
     assert stats.num_writes_completed == stats.num_writes_posted
-    world.initiator.flush(FlushId(1), world.peer, world.remote, deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
+    world.flush(1)
     assert world.wait_for(world.initiator, FlushEnded).delivered
     world.wait_until(lambda: world.target.stats().num_immediates_received == stats.num_writes_posted)
     world.settle()
@@ -476,7 +320,7 @@ def test_flush_proves_delivery_and_counts_as_no_arrival(world: World) -> None:
     world.initiator.arm(world.page_push(1, [0, 1], [0, 1], immediate=immediate_of(1), num_layers=1))
     world.rank.tick()
     world.wait_until(lambda: world.num_posted() == 2)
-    world.initiator.flush(FlushId(7), world.peer, world.remote, deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
+    world.flush(7)
     ended = world.wait_for(world.initiator, FlushEnded)
     assert ended == FlushEnded(flush_id=FlushId(7), delivered=True, errno=0)
     assert np.array_equal(world.target_bytes()[: 2 * PAGE_BYTES], world.source_bytes()[: 2 * PAGE_BYTES])
@@ -486,7 +330,7 @@ def test_flush_proves_delivery_and_counts_as_no_arrival(world: World) -> None:
 
 
 def test_flush_past_its_deadline_is_not_delivered(world: World) -> None:
-    world.initiator.flush(FlushId(1), world.peer, world.remote, deadline_ns=time.monotonic_ns() - NS_PER_S)
+    world.flush(1, timeout_s=-1.0)
     ended = world.wait_for(world.initiator, FlushEnded)
     world.settle()
     assert world.events[world.initiator] == []

@@ -159,7 +159,7 @@ def test_push_to_another_process_lands_byte_exact(provider: str) -> None:
         side.arm(1, peer, target)
         side.tick()
         assert side.wait_for(PushEnded).outcome is PushOutcome.DONE
-        side.fabric.flush(FlushId(1), peer, target, deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
+        side.fabric.flush(FlushId(1), peer, (target,), deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
         assert side.wait_for(FlushEnded).delivered
         written = NUM_PAGES * PAGE_BYTES
         assert child.region.buffer[:written] == side.region.buffer[:written]
@@ -180,7 +180,7 @@ def test_push_to_a_killed_target_over_tcp_fails_and_later_ones_fail_fast() -> No
         started = time.monotonic()
         side.arm(2, peer, target)
         assert side.wait_for(PushEnded).outcome is PushOutcome.FAILED
-        side.fabric.flush(FlushId(1), peer, target, deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
+        side.fabric.flush(FlushId(1), peer, (target,), deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
         assert not side.wait_for(FlushEnded).delivered
         assert time.monotonic() - started < 1.0
         assert side.fabric.stats().num_in_flight == 0

@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.errors import FabricError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import Landed, PagePush, PushEnded, PushId
+from pdserve.fabric.port import DomainGroup, Landed, PagePush, PushEnded, PushId
 from pdserve.ids import Immediate
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
@@ -84,7 +84,7 @@ def test_open_of_a_provider_that_is_not_here_says_what_to_install() -> None:
 
 def test_open_on_a_host_that_is_not_ours_fails() -> None:
     with pytest.raises(FabricError, match="bind host"):
-        NativeFabric("tcp", bind_host="192.0.2.77")
+        NativeFabric("tcp", [DomainGroup(bind_hosts=("192.0.2.77",))])
 
 
 @pytest.mark.parametrize("provider", ["tcp", "shm"])

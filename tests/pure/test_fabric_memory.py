@@ -137,7 +137,7 @@ def test_cancelled_push_then_flush_leaves_nothing_under_way(seed: int, cancel_at
     pair.initiator.poll()
     pair.clock.advance_ns(cancel_at_ns)
     pair.initiator.cancel(PushId(1))
-    pair.initiator.flush(FlushId(1), pair.peer, pair.remote, deadline_ns=NS_PER_S)
+    pair.initiator.flush(FlushId(1), pair.peer, (pair.remote,), deadline_ns=NS_PER_S)
     before = None
     for _, event in pair.run(until_ns=NS_PER_S):
         if isinstance(event, FlushEnded):

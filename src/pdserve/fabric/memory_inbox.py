@@ -1,6 +1,7 @@
 """What one in-process fabric receives: counted arrivals, events, and memory that others may write to."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 
 from pdserve.fabric.arrivals import Arrivals
@@ -15,6 +16,7 @@ class Inbox:
     def __init__(self) -> None:
         self.is_alive = True
         self.arrivals = Arrivals()
+        self.num_received_by_nic: Counter[int] = Counter()
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events: list[FabricEvent] = []
 
@@ -25,7 +27,8 @@ class Inbox:
         if len(self._events) == 1:
             os.eventfd_write(self.event_fd, 1)
 
-    def arrive(self, immediate: Immediate, now_ns: int) -> None:
+    def arrive(self, immediate: Immediate, nic: int, now_ns: int) -> None:
+        self.num_received_by_nic[nic] += 1
         self.emit(self.arrivals.arrive(immediate, now_ns))
 
     def take_events(self) -> list[FabricEvent]:
@@ -44,7 +47,9 @@ class Inbox:
 
 @dataclass(slots=True, eq=False)
 class Exposure:
-    """A region under a key. Once it is closed no write begins, and `Fenced` follows the last that had begun."""
+    """A region under a key for each NIC. Once it is closed no write begins, and `Fenced` follows the last that had
+    begun.
+    """
 
     owner: Inbox
     region: SharedRegion

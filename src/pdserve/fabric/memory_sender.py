@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from pdserve.errors import CapacityError, FabricError
 from pdserve.fabric.memory_inbox import Exposure, Inbox
 from pdserve.fabric.memory_timeline import Timeline
-from pdserve.fabric.placement import due_tick, num_layers_of, num_writes_per_layer, write_offsets
+from pdserve.fabric.placement import (
+    due_tick,
+    first_pair,
+    nic_pairs,
+    num_layers_of,
+    num_writes_per_layer,
+    write_offsets,
+)
 from pdserve.fabric.port import (
     FlushEnded,
     FlushId,
@@ -19,13 +26,14 @@ from pdserve.fabric.port import (
     PushEnded,
     PushId,
     PushOutcome,
+    RegionDescriptor,
     SingleWrite,
 )
 from pdserve.layer_counter import RING_OFFSET, RING_TICKS
 from pdserve.shared_region import SharedRegion
 
 WINDOW_WRITES = 64
-"""As in `native/fabric/sender.h`: at most so many writes to a peer are in flight."""
+"""As in `native/fabric/sender.h`: at most so many writes are in flight on a route."""
 
 MAX_PUSHES = 4096
 """As in `native/fabric/engine.h`."""
@@ -34,22 +42,42 @@ FLUSH_WORD_BYTES = 8
 
 
 @dataclass(slots=True, eq=False)
+class Route:
+    """From one of our NICs to one of a peer's."""
+
+    local_nic: int
+    remote_nic: int
+    num_in_flight: int = 0
+    last_landing_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Peer:
     inbox: Inbox
-    num_in_flight: int = 0
+    num_nics: int
+    routes: dict[tuple[int, int], Route] = field(default_factory=dict[tuple[int, int], Route])
+    """Those that were armed for, by NIC of ours and NIC of theirs."""
     settled_ns: int = 0
     """When the last write posted so far has landed and completed."""
-    last_landing_ns: int = 0
     error: int = 0
     """Not 0: nothing more is posted to it."""
+
+    def open_routes(self, local_nics: range, remote_nics: tuple[int, ...]) -> list[Route]:
+        """By pair."""
+        routes: list[Route] = []
+        for local, remote in nic_pairs(num_local=len(local_nics), num_remote=len(remote_nics)):
+            ends = local_nics[local], remote_nics[remote]
+            routes.append(self.routes.setdefault(ends, Route(*ends)))
+        return routes
 
 
 @dataclass(slots=True, eq=False)
 class Push:
     request: PagePush | SingleWrite
     peer: Peer
-    key: int
     source: SharedRegion
+    target: RegionDescriptor
+    local_nics: range
     layer_index: int = 0
     write_index: int = 0
     num_in_flight: int = 0
@@ -58,16 +86,24 @@ class Push:
     times_ns: list[list[int]] = field(default_factory=list[list[int]])
     """[computed, posted, completed] of each layer."""
     num_unfinished: list[int] = field(default_factory=list[int])
+    routes: list[Route] = field(default_factory=list[Route])
+    """By pair."""
 
     def __post_init__(self) -> None:
         num_layers = num_layers_of(self.request)
         self.times_ns = [[0, 0, 0] for _ in range(num_layers)]
         self.num_unfinished = [num_writes_per_layer(self.request)] * num_layers
+        self.routes = self.peer.open_routes(self.local_nics, self.target.nics)
 
     @property
     def tick(self) -> int:
         """What the layer counter must have reached for the next write."""
         return due_tick(self.request, self.layer_index)
+
+    @property
+    def route(self) -> Route:
+        """What the next write goes over."""
+        return self.routes[(first_pair(self.request) + self.write_index) % len(self.routes)]
 
     def wants_to_post(self) -> bool:
         all_posted = self.layer_index == len(self.times_ns) or num_writes_per_layer(self.request) == 0
@@ -90,6 +126,7 @@ class Write:
     """One write under way, from its posting until it has both landed and completed."""
 
     push: Push
+    route: Route
     layer_index: int
     exposure: Exposure | None
     """None when there was none under the key any more."""
@@ -108,8 +145,9 @@ class Write:
 class MemorySender:
     """Owns what one fabric has armed and posted; `inbox` is that fabric's own."""
 
-    def __init__(self, timeline: Timeline, inbox: Inbox, exposures: dict[int, Exposure]) -> None:
-        self.num_posted = self.num_completed = self.num_failed = self.bytes_posted = 0
+    def __init__(self, timeline: Timeline, inbox: Inbox, exposures: dict[int, Exposure], *, num_nics: int) -> None:
+        self.num_posted = self.num_completed = self.num_failed = 0
+        self.bytes_posted_by_nic = [0] * num_nics
         self.counter: SharedRegion | None = None
         self._timeline = timeline
         self._inbox = inbox
@@ -148,13 +186,13 @@ class MemorySender:
         self._stop_pushes_to(peer, PushOutcome.CANCELLED, 0)
         peer.error = peer.error or errno.EHOSTDOWN
 
-    def flush(self, flush_id: FlushId, peer: Peer, key: int, *, deadline_ns: int) -> None:
+    def flush(self, flush_id: FlushId, peer: Peer, targets: list[RegionDescriptor], *, deadline_ns: int) -> None:
         if flush_id in self._flushes:
             raise FabricError(f"flush: flush {flush_id} has not ended yet", operation="flush")
         self._flushes.add(flush_id)
         timeline = self._timeline
         delivered_ns = max(timeline.clock.now_ns(), peer.settled_ns) + timeline.draw_delay_ns()
-        timeline.schedule(delivered_ns, lambda _: self._deliver_flush(flush_id, peer, key))
+        timeline.schedule(delivered_ns, lambda _: self._deliver_flush(flush_id, peer, targets))
         timeline.schedule(deadline_ns, lambda _: self._end_flush(flush_id, errno.ETIMEDOUT))
 
     def post_due(self, now_ns: int) -> None:
@@ -166,7 +204,7 @@ class MemorySender:
             self._ready.append(heapq.heappop(self._waiting)[2])
         for _ in range(len(self._ready)):
             push = self._ready.popleft()
-            while push.wants_to_post() and push.tick <= ticks and push.peer.num_in_flight < WINDOW_WRITES:
+            while push.wants_to_post() and push.tick <= ticks and push.route.num_in_flight < WINDOW_WRITES:
                 self._post(push, now_ns)
             if push.wants_to_post() and push.tick <= ticks:
                 self._ready.append(push)
@@ -179,7 +217,7 @@ class MemorySender:
             heapq.heappush(self._waiting, (push.tick, self._num_armed, push))
 
     def _post(self, push: Push, now_ns: int) -> None:
-        layer_index, write_index = push.layer_index, push.write_index
+        layer_index, write_index, route = push.layer_index, push.write_index, push.route
         if write_index == 0:
             push.times_ns[layer_index][:2] = self._tick_ns(push.tick), now_ns
         source_offset, target_offset, num_bytes = write_offsets(
@@ -187,8 +225,9 @@ class MemorySender:
         )
         write = Write(
             push=push,
+            route=route,
             layer_index=layer_index,
-            exposure=self._exposures.get(push.key),
+            exposure=self._exposures.get(_key_of(push.target, route.remote_nic)),
             source_offset=source_offset,
             target_offset=target_offset,
             num_bytes=num_bytes,
@@ -197,17 +236,17 @@ class MemorySender:
         if push.write_index == num_writes_per_layer(push.request):
             push.layer_index, push.write_index = layer_index + 1, 0
         push.num_in_flight += 1
-        push.peer.num_in_flight += 1
+        route.num_in_flight += 1
         self.num_posted += 1
-        self.bytes_posted += num_bytes
+        self.bytes_posted_by_nic[route.local_nic] += num_bytes
         self._send(write, now_ns)
 
     def _send(self, write: Write, now_ns: int) -> None:
-        timeline, peer = self._timeline, write.push.peer
+        timeline, peer, route = self._timeline, write.push.peer, write.route
         landing_ns = now_ns + timeline.draw_delay_ns()
         completion_ns = now_ns + timeline.draw_delay_ns()
         if not timeline.faults.reorder:
-            landing_ns = peer.last_landing_ns = max(landing_ns, peer.last_landing_ns)
+            landing_ns = route.last_landing_ns = max(landing_ns, route.last_landing_ns)
         peer.settled_ns = max(peer.settled_ns, landing_ns, completion_ns)
         fails = timeline.draw_failure()
         exposure = write.exposure
@@ -227,7 +266,7 @@ class MemorySender:
         if write.error == 0 and exposure.owner.is_alive and payload is not None:
             exposure.region.buffer[write.target_offset : write.target_offset + write.num_bytes] = payload
             write.has_landed = True
-            exposure.owner.arrive(write.push.request.immediate, now_ns)
+            exposure.owner.arrive(write.push.request.immediate, write.route.remote_nic, now_ns)
         exposure.write_ended()
 
     def _complete(self, write: Write, now_ns: int) -> None:
@@ -239,7 +278,7 @@ class MemorySender:
             if not peer.inbox.is_alive:
                 write.error = write.error or errno.ECONNRESET
         push.num_in_flight -= 1
-        peer.num_in_flight -= 1
+        write.route.num_in_flight -= 1
         if write.error:
             self.num_failed += 1
             self._fail(peer, write.error)
@@ -259,17 +298,23 @@ class MemorySender:
             push.stop(outcome, error)
             self._end_if_ended(push)
 
-    def _deliver_flush(self, flush_id: FlushId, peer: Peer, key: int) -> None:
+    def _deliver_flush(self, flush_id: FlushId, peer: Peer, targets: list[RegionDescriptor]) -> None:
         if flush_id not in self._flushes or not self._inbox.is_alive:
             return
-        exposure = self._exposures.get(key)
-        if not peer.error and not peer.inbox.is_alive:
-            self._fail(peer, errno.ECONNRESET)
-        elif not peer.error and exposure is None:
-            self._fail(peer, errno.EACCES)
-        elif not peer.error and exposure is not None:
-            exposure.region.buffer[-FLUSH_WORD_BYTES:] = bytes(FLUSH_WORD_BYTES)
+        for route in peer.routes.values():
+            target = next((target for target in targets if route.remote_nic in target.nics), None)
+            if target is not None and not peer.error:
+                self._write_flush_word(peer, _key_of(target, route.remote_nic))
         self._end_flush(flush_id, peer.error)
+
+    def _write_flush_word(self, peer: Peer, key: int) -> None:
+        exposure = self._exposures.get(key)
+        if not peer.inbox.is_alive:
+            self._fail(peer, errno.ECONNRESET)
+        elif exposure is None:
+            self._fail(peer, errno.EACCES)
+        else:
+            exposure.region.buffer[-FLUSH_WORD_BYTES:] = bytes(FLUSH_WORD_BYTES)
 
     def _end_flush(self, flush_id: FlushId, error: int) -> None:
         if flush_id in self._flushes:
@@ -288,3 +333,7 @@ class MemorySender:
 
     def _tick_ns(self, tick: int) -> int:
         return self._read_counter(RING_OFFSET + tick % RING_TICKS * 8) if tick > 0 else 0
+
+
+def _key_of(target: RegionDescriptor, nic: int) -> int:
+    return target.slices[0].keys[target.nics.index(nic)]

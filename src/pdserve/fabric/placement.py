@@ -1,4 +1,7 @@
-"""Where the writes of a push begin and end, for fabrics written in Python."""
+"""Where the writes of a push begin and end and which NICs they go over, for fabrics written in Python.
+
+The rules are those of `native/fabric/`: `region.h`, `page_push.h` and `striping.h`.
+"""
 
 from pdserve.errors import FabricError
 from pdserve.fabric.port import PagePush, RegionDescriptor, SingleWrite
@@ -27,6 +30,16 @@ def write_offsets(push: PagePush | SingleWrite, *, layer_index: int, write_index
         push.target_offset + layer_index * push.target_layer_bytes + target_page * push.target_page_bytes,
         push.run_bytes,
     )
+
+
+def nic_pairs(*, num_local: int, num_remote: int) -> list[tuple[int, int]]:
+    """(NIC of ours, NIC of theirs) of each pair that writes between two regions go over, as places in their NICs."""
+    return [(pair % num_local, pair % num_remote) for pair in range(max(num_local, num_remote))]
+
+
+def first_pair(push: PagePush | SingleWrite) -> int:
+    """The pair of write 0 of each layer, modulo the number of pairs; scattered for single writes."""
+    return 0 if isinstance(push, PagePush) else (push.push_id * 0x9E3779B97F4A7C15) % (1 << 64) >> 32
 
 
 def require_inside(push: PagePush | SingleWrite, *, source_bytes: int, target_bytes: int) -> None:
@@ -59,3 +72,13 @@ def require_gapless(descriptor: RegionDescriptor) -> None:
         covered += part.num_bytes
     if covered != descriptor.num_bytes or covered == 0:
         raise FabricError(f"attach: slices cover {covered} of {descriptor.num_bytes} bytes", operation="attach")
+
+
+def require_nics(descriptor: RegionDescriptor, *, num_peer_nics: int) -> None:
+    """Raises: `FabricError` unless the descriptor names NICs of its peer, each once, and a key for each."""
+    nics = descriptor.nics
+    if not nics or len(set(nics)) < len(nics) or not all(0 <= nic < num_peer_nics for nic in nics):
+        raise FabricError(f"attach: NICs {nics} of a peer that has {num_peer_nics}", operation="attach")
+    for part in descriptor.slices:
+        if len(part.keys) != len(nics):
+            raise FabricError(f"attach: {len(part.keys)} keys for {len(nics)} NICs", operation="attach")

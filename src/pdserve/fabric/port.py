@@ -46,7 +46,7 @@ class RegionDescriptor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     num_bytes: int
     nics: tuple[int, ...]
-    """Those of its owner's NICs that write to it at best, as indices into what its owner's `address` lists; not empty."""
+    """Those of its owner's NICs that write to it, by their place in its owner's `address`; not empty, each once."""
     slices: tuple[RegionSlice, ...]
 
 
@@ -55,7 +55,7 @@ class DomainGroup:
     """NICs that are near each other, driven by one thread; see `pdserve.fabric.topology`."""
 
     bind_hosts: tuple[str, ...]
-    """The local address of each NIC, for providers that are bound by address; one entry a NIC."""
+    """The local address of each NIC; one entry a NIC. `shm` and `efa` ignore it, and have one NIC a group."""
     cpus: tuple[int, ...] = ()
     """Cores for the thread, of the NICs' NUMA node; empty: not pinned."""
 
@@ -195,8 +195,8 @@ class Fabric(Protocol):
 
     A region belongs to one group, whose NICs read from it and are written through. A push is striped over the NICs of
     its source's group and of its target: write i goes over pair i modulo the number of pairs, which are as many as the
-    side with more NICs has, NIC p of one side with NIC p (modulo its number) of the other. Immediates are counted over
-    all NICs.
+    side with more NICs has, NIC p of one side with NIC p (modulo its number) of the other. A `SingleWrite` goes over
+    one pair, which its push id chooses. Immediates are counted over all NICs.
 
     Threads: call from one thread; the data plane runs elsewhere, on one thread a group.
     """
@@ -243,8 +243,9 @@ class Fabric(Protocol):
     def arm(self, push: PagePush | SingleWrite) -> None:
         """Post as the layer counter rises; ends in `PushEnded`.
 
-        Raises: `FabricError` when a write would leave either region, `CapacityError` when too much is armed; nothing is
-        armed then.
+        When a write to a peer fails, over any pair of NICs, all pushes to it fail, until it is connected anew.
+        Raises: `FabricError` when a write would leave either region or a NIC gives no way to the peer, `CapacityError`
+        when too much is armed; nothing is armed then.
         """
         ...
 
@@ -257,8 +258,9 @@ class Fabric(Protocol):
     ) -> None:
         """Prove that what was posted to the peer was delivered; ends in one `FlushEnded`.
 
-        Writes a delivery-complete zero word over every pair of NICs that leads to one of `targets`, to the last 8 bytes
-        of a target, which its owner keeps free for this. Requires: `targets` are all regions of the peer written to.
+        Writes a delivery-complete zero word over every pair of NICs that a push to one of `targets` was armed for, to
+        the last 8 bytes of a target, which its owner keeps free for this.
+        Requires: `targets` are all regions of the peer written to, at least one.
         """
         ...
 
