@@ -20,6 +20,7 @@ from pdserve.engine.port import EngineInfo
 from pdserve.fabric.memory import MemoryFaults, MemoryNetwork
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, BatchResult
@@ -28,10 +29,12 @@ from pdserve.text.tokenizer import Tokenizer, TokenizerCore
 from pdserve.transfer.identity import Identity
 from pdserve.wire.cluster import Generate, Generated, PrefillTarget
 from pdserve.wire.peer import Grant, Message
-from pdserve.worker.core import FabricRegions, Surroundings, WorkerCore
+from pdserve.worker.core import WorkerCore
 from pdserve.worker.handshake import hello
+from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=1, head_dim=1, page_slots=4, dtype="float32")
+SHARDING = KvSharding(layout=LAYOUT, num_ranks=1)
 NUM_PAGES, NUM_TAIL_SLOTS, TAIL_BYTES = 16, 4, 64
 STEP_NS = 300_000
 
@@ -95,20 +98,21 @@ class Worker:
             saturation_tokens=8, max_running=8,
         )  # fmt: skip
         info = EngineInfo(
-            layout=LAYOUT, num_pages=NUM_PAGES, num_tail_slots=NUM_TAIL_SLOTS, tail_slot_bytes=TAIL_BYTES,
-            max_model_len=64, model_fingerprint="sums", pid=0,
+            sharding=SHARDING, num_pages=NUM_PAGES, num_tail_slots=NUM_TAIL_SLOTS, tail_slot_bytes=TAIL_BYTES,
+            max_model_len=64, model_fingerprint="sums", pids=(),
         )  # fmt: skip
         self.identity = Identity(
             worker_id=WorkerId(role.value), incarnation=Incarnation(len(network.fabrics)), model_fingerprint="sums",
-            layout=LAYOUT, num_pages=NUM_PAGES, tail_slot_bytes=TAIL_BYTES,
+            sharding=SHARDING, num_pages=NUM_PAGES, tail_slot_bytes=TAIL_BYTES,
         )  # fmt: skip
-        kv, tail = self.fabric.register(self.engine.kv_region), self.fabric.register(self.engine.tail_region)
+        kv, tail = (self.fabric.register(region) for region in (self.engine.kv_region, self.engine.tail_region))
         self.core = WorkerCore(
             Surroundings(
                 settings=self.settings, identity=self.identity, engine=info, fabric=self.fabric,
-                regions=FabricRegions(kv=kv, tail=tail), tokenizer=tokenizer, outbox=self, drop_peer=print,
+                regions=(EngineRegions(kv=(kv,), tail=tail),), tokenizer=tokenizer, outbox=self, drop_peer=print,
             )
         )  # fmt: skip
+        (self.rank,) = self.core.ranks
 
     def send(self, peer: Incarnation, message: Message) -> None:
         self.sent.append(message)
@@ -119,14 +123,15 @@ def meet(decode: Worker, prefill: Worker) -> None:
     receiver, sender = decode.core.receiver, prefill.core.sender
     assert receiver is not None and sender is not None
     keys = receiver.expose()
-    sender.peer_joined(hello(decode.identity, decode.settings, decode.fabric, exposures=keys))
-    receiver.peer_joined(worker_id=WorkerId("prefill"), incarnation=prefill.identity.incarnation, exposures=keys)
+    sender.peer_joined(hello(decode.identity, decode.settings, decode.fabric, regions=keys))
+    receiver.peer_joined(
+        worker_id=WorkerId("prefill"), incarnation=prefill.identity.incarnation, sharding=SHARDING, regions=keys
+    )
 
 
 def grant_pages(decode: Worker, generate: Generate) -> Grant:
     """The decode worker takes the request on, and asks the prefill worker for its KV."""
-    assert decode.core.decode is not None
-    decode.core.decode.on_generate(generate, now_ns=0)
+    decode.core.on_generate(generate, now_ns=0)
     (grant,) = decode.sent
     assert isinstance(grant, Grant)
     return grant
@@ -134,7 +139,7 @@ def grant_pages(decode: Worker, generate: Generate) -> Grant:
 
 def prefill_and_push(prefill: Worker, decode: Worker, clock: VirtualClock) -> None:
     """Passes over the prompt: the pages of each layer leave while the next one is computed."""
-    while (batch := prefill.core.next_batch(now_ns=clock.now_ns())) is not None:
+    while (batch := prefill.rank.next_batch(now_ns=clock.now_ns())) is not None:
         (chunk,) = batch.chunks
         print(f"   Pass {batch.pass_index}, tokens [{chunk.start}, {chunk.stop}): its writes are armed; now it runs.")
         for layer_index in prefill.engine.compute(batch):
@@ -143,18 +148,17 @@ def prefill_and_push(prefill: Worker, decode: Worker, clock: VirtualClock) -> No
             num_posted = prefill.fabric.stats().num_writes_posted
             num_landed = decode.fabric.stats().num_immediates_received
             print(f"     layer {layer_index} computed; writes so far: {num_posted:2} posted, {num_landed:2} landed")
-        prefill.core.complete(batch, prefill.engine.result(batch), now_ns=clock.now_ns())
+        prefill.rank.complete(batch, prefill.engine.result(batch), now_ns=clock.now_ns())
 
 
 def generate_tokens(decode: Worker) -> list[int]:
     """Passes of the decode worker until the request has ended."""
-    assert decode.core.decode is not None
     answer: list[int] = []
-    while (batch := decode.core.next_batch(now_ns=0)) is not None:
+    while (batch := decode.rank.next_batch(now_ns=0)) is not None:
         for _ in decode.engine.compute(batch):
             pass
-        decode.core.complete(batch, decode.engine.result(batch), now_ns=0)
-        for message in decode.core.decode.take_messages():
+        decode.rank.complete(batch, decode.engine.result(batch), now_ns=0)
+        for message in decode.core.take_messages():
             if isinstance(message, Generated):
                 answer += [token_id for delta in message.deltas for token_id in delta.token_ids]
     return answer
@@ -170,8 +174,8 @@ def main() -> None:
     prompt = tuple(tokenizer.encode("eachpageiswrittenonce"))
     target = PrefillTarget(worker_id=WorkerId("prefill"), incarnation=prefill.identity.incarnation, url="")
     generate = Generate(
-        request_id=RequestId("r"), receiver=decode.identity.incarnation, prompt_token_ids=prompt, prefill=target,
-        sampling=SamplingParams(max_tokens=8), timeout_s=60.0,
+        request_id=RequestId("r"), receiver=decode.identity.incarnation, dp_rank=0, prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=8), prefill=target, timeout_s=60.0,
     )  # fmt: skip
     grant = grant_pages(decode, generate)
     print(f"2. The decode worker owns the request. It grants pages {list(grant.page_indices)} and expects")
@@ -183,18 +187,18 @@ def main() -> None:
     prefill_and_push(prefill, decode, clock)
 
     ended_ns = clock.now_ns()
-    while decode.core.scheduler.num_waiting == 0:
+    while decode.rank.scheduler.num_waiting == 0:
         clock.advance_ns(STEP_NS // 6)
         for worker in (prefill, decode):
             worker.core.on_fabric_events(worker.fabric.poll(), now_ns=clock.now_ns())
     print(f"4. {(clock.now_ns() - ended_ns) // 1000} us after the last pass every write is counted. The prefill worker")
-    print(f"   sent {len(prefill.sent)} messages to say so; free pages: {prefill.core.pool.num_free} of {NUM_PAGES}.")
+    print(f"   sent {len(prefill.sent)} messages to say so; free pages: {prefill.rank.pool.num_free} of {NUM_PAGES}.")
 
     answer = tokenizer.decode(generate_tokens(decode))
     print(f"5. The decode worker starts with the last prompt token and generates {answer!r}.")
     expected = tokenizer.decode([sum(prompt) * 2**step % 26 for step in range(8)])
     print(f"   Without any handoff the model answers {expected!r}.")
-    print(f"6. The request has ended; free pages: {decode.core.pool.num_free} of {NUM_PAGES}.")
+    print(f"6. The request has ended; free pages: {decode.rank.pool.num_free} of {NUM_PAGES}.")
 
 
 if __name__ == "__main__":
