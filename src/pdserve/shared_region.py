@@ -1,14 +1,42 @@
-"""Memory that two processes see and a fabric may register: an anonymous file (memfd), mapped.
+"""Memory that two processes map and a fabric may register: the port, and host memory, an anonymous file (memfd).
 
 The process that fills a region creates it and passes the file descriptor on; nothing is left in /dev/shm when the last
-process ends, however it ends.
+process ends, however it ends. Device memory, the other kind, is the engine's (`pdserve.engine.cuda_region`).
 """
 
 import ctypes
 import mmap
 import os
+from enum import Enum
+from typing import Protocol
 
+from pdserve.errors import InternalError
 from pdserve.units import div_ceil
+
+
+class RegionKind(Enum):
+    HOST = "host"
+    CUDA = "cuda"
+
+
+class MemoryRegion(Protocol):
+    """What whoever registers a region or passes it on needs to know of it."""
+
+    @property
+    def kind(self) -> RegionKind: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def address(self) -> int:
+        """Virtual address of the first byte in this process, or on the device."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class SharedRegion:
@@ -17,6 +45,8 @@ class SharedRegion:
     Lifetime: `close()` unmaps and closes the descriptor; views taken of `buffer` must be gone by then.
     Threads: creating and closing belong to one thread; the bytes are anybody's, under the rules of who uses them.
     """
+
+    kind = RegionKind.HOST
 
     def __init__(self, *, fd: int, num_bytes: int) -> None:
         self.fd = fd
@@ -44,3 +74,10 @@ class SharedRegion:
     def close(self) -> None:
         self.buffer.close()
         os.close(self.fd)
+
+
+def host_buffer(region: MemoryRegion) -> mmap.mmap:
+    """The region's bytes. Raises: `InternalError` when the host can't read them."""
+    if not isinstance(region, SharedRegion):
+        raise InternalError(f"the bytes of a {region.kind.value} region were asked for, which the host can't read")
+    return region.buffer
