@@ -1,14 +1,33 @@
 """Lives of a world: events drawn by weight from a seed, every rule checked after each, everything idle at the end."""
 
-from tests.pure.handoff_story import PATIENT_S
-from tests.pure.handoff_world import World
-from tests.pure.toy_engine import LAYOUT, VOCABULARY
+from collections.abc import Callable, Sequence
+from functools import partial
 
+import pytest
+from tests.pure.handoff_rules import RuleBroken
+from tests.pure.handoff_story import PATIENT_S
+from tests.pure.handoff_world import Shape, World
+from tests.pure.toy_model import GQA, MLA, VOCABULARY
+
+from pdserve.errors import PdserveError
 from pdserve.fabric.memory import MemoryFaults
 from pdserve.units import NS_PER_MS, NS_PER_S
+from pdserve.wire.cluster import FinishReason, PrefillPlace
 
 NUM_SEEDS = 30
 NUM_EVENTS = 250
+
+SHAPES = [
+    Shape(),
+    Shape(prefill_ranks=2, decode_ranks=1),
+    Shape(prefill_ranks=1, decode_ranks=2, num_dp_ranks=2),
+    Shape(prefill_ranks=4, decode_ranks=2),
+    Shape(prefill_ranks=2, decode_ranks=4, num_dp_ranks=2),
+    Shape(layout=MLA, prefill_ranks=2, decode_ranks=2),
+    Shape(prefill_ranks=4, decode_ranks=4, num_dp_ranks=2),
+]
+"""Over 2 KV heads, or the one of MLA: with replica sets on either side, and on both. As many as is prime to what else
+goes by the seed."""
 
 WEIGHTS = {
     "pass": 30,
@@ -43,7 +62,7 @@ def happen(world: World) -> None:
     worker = draw.choice(world.workers)
     match draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
         case "pass" if not worker.is_stalled:
-            worker.step_pass()
+            worker.step_pass(draw.randrange(len(worker.engines)))
         case "poll" if not worker.is_stalled:
             worker.poll()
         case "time":
@@ -54,7 +73,7 @@ def happen(world: World) -> None:
             world.deliver_to_prefill(draw.choice(world.links))
         case "submit":
             timeout_s = draw.choice([0.002, 0.05, PATIENT_S, PATIENT_S, PATIENT_S])
-            server = draw.choice(world.servers)
+            server = draw.choice(world.decode)
             world.submit(
                 server,
                 random_prompt(world),
@@ -82,7 +101,7 @@ def happen(world: World) -> None:
 
 def random_prompt(world: World) -> tuple[int, ...]:
     """Lengths at the edges of pages are as likely as all others together."""
-    edges = [1, 2, *(LAYOUT.page_slots * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
+    edges = [1, 2, *(GQA.page_slots * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
     num_tokens = world.draw.choice([world.draw.choice(edges), world.draw.randint(1, 36)])
     return tuple(world.draw.randrange(VOCABULARY) for _ in range(num_tokens))
 
@@ -91,6 +110,7 @@ def live(seed: int) -> World:
     """A life from a seed to its idle end."""
     world = World(
         seed,
+        SHAPES[seed % len(SHAPES)],
         faults=faults_of(seed),
         num_decode=1 + seed % 2,
         num_prefill=1 + seed // 2 % 2,
@@ -107,3 +127,37 @@ def live(seed: int) -> World:
     finally:
         world.close()
     return world
+
+
+def calm(shape: Shape, num_tokens: int) -> None:
+    """One prompt, and no faults but writes out of order: it is handed over and answered, and all is given back."""
+    world = World(num_tokens, shape, faults=MemoryFaults(max_delay_ns=NS_PER_MS, reorder=True))
+    try:
+        world.submit(world.decode[0], tuple(range(num_tokens)), max_tokens=5, timeout_s=PATIENT_S, is_remote=True)
+        world.settle()
+        (story,) = world.stories.values()
+        if (story.endings, story.place) != ([FinishReason.LENGTH.value], PrefillPlace.REMOTE):
+            raise RuleBroken(f"H7: without a fault the request ended {story.endings}, prefilled {story.place}")
+        for worker in world.workers:
+            world.referee.check_idle(worker)
+    finally:
+        world.close()
+
+
+def require_found(*findings: str) -> None:
+    """Some life breaks a rule, and in one of these ways; or the workers stumble over their own books (`KeyError`)."""
+    require_broken([partial(live, seed) for seed in range(NUM_SEEDS)], findings)
+
+
+def require_found_when_calm(*findings: str) -> None:
+    require_broken([partial(calm, shape, num_tokens) for shape in SHAPES for num_tokens in (9, 16)], findings)
+
+
+def require_broken(lives: Sequence[Callable[[], object]], findings: tuple[str, ...]) -> None:
+    for index, life in enumerate(lives):
+        try:
+            life()
+        except (RuleBroken, PdserveError, KeyError) as error:
+            assert f"{type(error).__name__}: {error}".startswith(findings), f"life {index}: {error!r}"
+            return
+    pytest.fail(f"no rule was broken in {len(lives)} lives")

@@ -7,21 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tests.pure.toy_engine import LAYOUT, TAIL_BYTES, ToyEngine, first_keys, reference_tail, token_kv
+import numpy as np
+from tests.pure.toy_engine import ToyEngine
+from tests.pure.toy_model import TAIL_BYTES, reference_kv, reference_tail
 
 from pdserve.fabric.memory import MemoryFabric
 from pdserve.ids import HandoffId, Incarnation, PageIndex
-from pdserve.kv.pages import PagePool
 from pdserve.schedule.batch import Batch
 from pdserve.schedule.scheduler import Scheduler
 from pdserve.schedule.sequence import Sequence
 from pdserve.transfer.handoff import SenderState
 from pdserve.transfer.immediates import ImmediatePool
-from pdserve.transfer.plan import num_writes
-from pdserve.transfer.receiver import Receiver
+from pdserve.transfer.receiver import Receiver, _Handoff
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Grant
 from pdserve.worker.core import WorkerCore
+from pdserve.worker.rank_core import RankCore
 
 NUM_IMMEDIATES = 5
 
@@ -38,7 +39,10 @@ class Watched(Protocol):
     @property
     def core(self) -> WorkerCore: ...
     @property
-    def engine(self) -> ToyEngine: ...
+    def engines(self) -> tuple[ToyEngine, ...]:
+        """By data parallel rank."""
+        ...
+
     @property
     def fabric(self) -> MemoryFabric: ...
 
@@ -50,44 +54,44 @@ GrantKey = tuple[Incarnation, HandoffId]
 @dataclass(slots=True)
 class Referee:
     grants: dict[GrantKey, Grant] = field(default_factory=dict[GrantKey, Grant])
-    num_landed: Counter[GrantKey] = field(default_factory=Counter[GrantKey])
+    num_landed_bytes: Counter[GrantKey] = field(default_factory=Counter[GrantKey])
+    """On all ranks together, replicas too, and in the tail slot."""
 
     def granted(self, grant: Grant) -> None:
         self.grants[grant.sender, grant.handoff_id] = grant
 
     # As things happen
 
-    def kv_written(self, worker: Watched, start: int) -> None:
-        """A remote write reached the KV region: the page must be granted (H2), the bytes right (H1, H3)."""
-        layer_bytes = LAYOUT.layer_bytes(worker.engine.info.num_pages)
-        page_index = start % layer_bytes // LAYOUT.page_bytes
-        grant = self._grant_of_page(worker, page_index)
+    def kv_written(self, worker: Watched, dp_rank: int, rank: int, start: int, stop: int) -> None:
+        """A remote write reached a KV region: the page must be granted (H2), the bytes right (H1, H3)."""
+        info = worker.engines[dp_rank].info
+        layout = info.sharding.rank_layout
+        layer_index, in_layer = divmod(start, layout.layer_bytes(info.num_pages))
+        page_index, in_page = divmod(in_layer, layout.page_bytes)
+        grant = self._grant_of_page(worker, dp_rank, page_index)
         if grant is None:
-            raise RuleBroken(f"H2: a write landed on page {page_index}, which no open handoff has")
-        place = grant.page_indices.index(page_index)
-        first = place * LAYOUT.page_slots
-        last = min(first + LAYOUT.page_slots, len(grant.token_ids) - 1)
-        layer_index = start // layer_bytes
-        for position in range(first, last):
-            wanted = token_kv(first_keys(grant.token_ids)[position])
-            for is_value in (False, True):
-                at = (2 * layer_index + is_value) * LAYOUT.slot_bytes
-                landed = worker.engine.read_slot(
-                    grant.page_indices, position, layer_index=layer_index, is_value=is_value
-                )
-                if landed != wanted[at : at + LAYOUT.slot_bytes]:
-                    raise RuleBroken(f"H3: wrong bytes landed for position {position} of {grant.request_id}")
-        self.num_landed[grant.sender, grant.handoff_id] += 1
+            raise RuleBroken(f"H2: a write landed on page {page_index} of rank {rank}, which no open handoff has")
+        if in_page + stop - start > layout.page_bytes:
+            raise RuleBroken(f"H2: a write of {stop - start} bytes left page {page_index} of {grant.request_id}")
+        first_token = grant.page_indices.index(page_index) * layout.page_slots
+        num_tokens = min(layout.page_slots, len(grant.token_ids) - 1 - first_token)
+        own = info.sharding.heads_of(rank)
+        written = slice(in_page // layout.head_bytes, (in_page + stop - start) // layout.head_bytes)
+        wanted = reference_kv(info.sharding.layout, grant.token_ids[:-1])[layer_index, own.start : own.stop][written]
+        landed = worker.engines[dp_rank].ranks[rank].read_page(page_index, layer_index=layer_index)[written]
+        if not np.array_equal(landed[:, :, :num_tokens], wanted[:, :, first_token : first_token + num_tokens]):
+            raise RuleBroken(f"H3: wrong bytes landed in page {page_index} of rank {rank} for {grant.request_id}")
+        self._count(worker, grant, stop - start)
 
-    def tail_written(self, worker: Watched, start: int, tail: bytes) -> None:
-        receiver = receiver_of(worker)
-        owners = [h for h in receiver._handoffs.values() if h.tail_slot == start // TAIL_BYTES]
+    def tail_written(self, worker: Watched, dp_rank: int, start: int, tail: bytes) -> None:
+        slot = start // TAIL_BYTES
+        owners = [h for h in handoffs_of(worker, dp_rank) if h.tail_slot == slot]
         if len(owners) != 1:
-            raise RuleBroken(f"H2: a tail landed in slot {start // TAIL_BYTES}, which {len(owners)} handoffs have")
-        key = (worker.incarnation, owners[0].handoff_id)
-        if tail != reference_tail(self.grants[key].token_ids[:-1]):
-            raise RuleBroken(f"H3: a wrong tail landed for {self.grants[key].request_id}")
-        self.num_landed[key] += 1
+            raise RuleBroken(f"H2: a tail landed in slot {slot}, which {len(owners)} handoffs have")
+        grant = self.grants[worker.incarnation, owners[0].handoff_id]
+        if tail != reference_tail(worker.engines[dp_rank].info.sharding.layout, grant.token_ids[:-1]):
+            raise RuleBroken(f"H3: a wrong tail landed for {grant.request_id}")
+        self._count(worker, grant, len(tail))
 
     def confirmed(self, worker: Watched, decode: Watched, handoff_id: HandoffId, *, num_in_flight: int) -> None:
         """H2: when a stop is confirmed, every write of the handoff has landed or failed.
@@ -98,18 +102,19 @@ class Referee:
         if num_in_flight and all(handoff.handoff_id == handoff_id for handoff in others):
             raise RuleBroken(f"H2: a stop was confirmed with {num_in_flight} writes in flight")
 
-    def batch_starts(self, worker: Watched, batch: Batch) -> None:
-        """H1: what a chunk builds on is there, to the byte."""
+    def batch_starts(self, worker: Watched, dp_rank: int, batch: Batch) -> None:
+        """H1: what a chunk builds on is there, to the byte, on every rank."""
         for chunk in batch.chunks:
-            token_ids = tuple(worker.core.scheduler._running[chunk.sequence_id].token_ids)
-            require_kv(worker, token_ids[: chunk.start], chunk.page_indices)
+            token_ids = tuple(worker.core.ranks[dp_rank].scheduler._running[chunk.sequence_id].token_ids)
+            require_kv(worker.engines[dp_rank], token_ids[: chunk.start], chunk.page_indices)
 
     # After each event
 
     def check(self, workers: Iterable[Watched]) -> None:
         alive = {worker.incarnation: worker for worker in workers}
         for worker in alive.values():
-            require_partition(worker)
+            for rank in worker.core.ranks:
+                require_partition(worker, rank)
             num_stale = worker.fabric.stats().num_stale_immediates
             if num_stale:
                 raise RuleBroken(f"H5: {num_stale} writes came under an immediate that was given back")
@@ -123,8 +128,7 @@ class Referee:
             if handoff.state is SenderState.ABANDONED or worker is None:
                 continue
             receiver, grant = receiver_of(worker), handoff.grant
-            wanted = num_writes(LAYOUT, num_held_tokens=0, num_prompt_tokens=len(grant.token_ids))
-            has_landed = self.num_landed[decode, handoff_id] == wanted
+            has_landed = self.num_landed_bytes[decode, handoff_id] == whole_bytes(worker, grant)
             is_known = sender._incarnation in receiver._sessions
             if is_known and not has_landed and handoff_id not in receiver._handoffs:
                 raise RuleBroken(f"H2: {grant.request_id} may still be written to, but its pages were given back")
@@ -134,16 +138,20 @@ class Referee:
     def check_idle(self, worker: Watched) -> None:
         """H7: nothing of any request is left."""
         core = worker.core
-        require_empty("scheduler", core.scheduler.num_running + core.scheduler.num_waiting)
-        require_empty("pages", core.pool.num_pages - core.pool.num_free)
         require_empty("armed pushes", worker.fabric.stats().num_armed_pushes)
-        if core.receiver is not None and core.decode is not None:
+        for rank in core.ranks:
+            require_empty("sequences in the schedule", rank.scheduler.num_running + rank.scheduler.num_waiting)
+            require_empty("pages", rank.pool.num_pages - rank.pool.num_free)
+            if rank.decode is not None:
+                require_empty("requests", rank.decode.num_open + rank.decode.num_pending)
+                require_empty("sequences", len(rank.decode._by_sequence))
+        if core.receiver is not None:
             receiver = core.receiver
-            require_empty("requests", core.decode.num_open + core.decode.num_pending)
-            require_empty("sequences", len(core.decode._by_sequence))
             require_empty("handoffs", receiver.num_open + len(receiver._by_immediate))
             require_empty("immediates", NUM_IMMEDIATES - receiver._immediates.num_free)
-            require_empty("tail slots", receiver._tail_slots.num_slots - receiver._tail_slots.num_free)
+            for destination in receiver._destinations:
+                slots = destination._tail_slots
+                require_empty("tail slots", slots.num_slots - slots.num_free)
         if core.sender is not None and core.prefill is not None:
             prefill, sender = core.prefill, core.sender
             require_empty("handoffs", prefill.num_open + sender.num_open)
@@ -151,11 +159,16 @@ class Referee:
             require_empty("sequences", len(prefill._keys) + len(prefill._held) + len(prefill._instants))
             require_empty("tail slots", prefill._tail_slots.num_slots - prefill._tail_slots.num_free)
 
-    def _grant_of_page(self, worker: Watched, page_index: int) -> Grant | None:
-        for handoff in receiver_of(worker)._handoffs.values():
+    def _grant_of_page(self, worker: Watched, dp_rank: int, page_index: int) -> Grant | None:
+        for handoff in handoffs_of(worker, dp_rank):
             if page_index in handoff.page_indices:
                 return self.grants[worker.incarnation, handoff.handoff_id]
         return None
+
+    def _count(self, worker: Watched, grant: Grant, num_bytes: int) -> None:
+        self.num_landed_bytes[grant.sender, grant.handoff_id] += num_bytes
+        if self.num_landed_bytes[grant.sender, grant.handoff_id] > whole_bytes(worker, grant):
+            raise RuleBroken(f"H3: something of {grant.request_id} was written twice")
 
 
 def shrink_immediates(receiver: Receiver) -> None:
@@ -170,15 +183,30 @@ def receiver_of(worker: Watched) -> Receiver:
     return receiver
 
 
+def handoffs_of(worker: Watched, dp_rank: int) -> list[_Handoff]:
+    """Those that hold pages of one data parallel rank."""
+    return [handoff for handoff in receiver_of(worker)._handoffs.values() if handoff.dp_rank == dp_rank]
+
+
+def whole_bytes(worker: Watched, grant: Grant) -> int:
+    """What a handoff writes: all heads of its pages, on each rank that holds them, and the tail."""
+    sharding = worker.engines[grant.dp_rank].info.sharding
+    page_bytes = sharding.num_ranks * sharding.rank_layout.page_bytes * sharding.layout.num_layers
+    return len(grant.page_indices) * page_bytes + TAIL_BYTES
+
+
 def require_empty(noun: str, count: int) -> None:
     if count:
         raise RuleBroken(f"H7: {count} {noun} are left at idle")
 
 
-def require_kv(worker: Watched, token_ids: tuple[int, ...], page_indices: tuple[int, ...]) -> None:
-    for position, first in enumerate(first_keys(token_ids)):
-        if worker.engine.read_token(page_indices, position) != token_kv(first):
-            raise RuleBroken(f"H1: position {position} of {len(token_ids)} is wrong in the pages")
+def require_kv(engine: ToyEngine, token_ids: tuple[int, ...], page_indices: tuple[int, ...]) -> None:
+    """H1, on every rank."""
+    wanted = reference_kv(engine.info.sharding.layout, token_ids)
+    for index, rank in enumerate(engine.ranks):
+        kv = rank.read(page_indices, len(token_ids))
+        if not np.array_equal(kv, wanted[:, rank.heads.start : rank.heads.stop]):
+            raise RuleBroken(f"H1: the KV of {len(token_ids)} tokens is wrong in the pages of rank {index}")
 
 
 def scheduled(scheduler: Scheduler) -> list[Sequence]:
@@ -186,23 +214,18 @@ def scheduled(scheduler: Scheduler) -> list[Sequence]:
     return [sequence for holder in holders for sequence in holder.values()]
 
 
-def free_pages(pool: PagePool) -> list[PageIndex]:
-    return pool._free_stack
-
-
-def require_partition(worker: Watched) -> None:
-    """H2, H3, H7: each page is free, or has exactly one owner."""
-    core = worker.core
-    owners: dict[str, list[PageIndex]] = {"nobody": free_pages(core.pool)}
-    for sequence in scheduled(core.scheduler):
+def require_partition(worker: Watched, rank: RankCore) -> None:
+    """H2, H3, H7: each page of a data parallel rank is free, or has exactly one owner."""
+    owners: dict[str, list[PageIndex]] = {"nobody": rank.pool._free_stack}
+    for sequence in scheduled(rank.scheduler):
         owners[f"sequence {sequence.sequence_id}"] = sequence.page_indices
-    if core.receiver is not None:
-        for handoff in core.receiver._handoffs.values():
+    if worker.core.receiver is not None:
+        for handoff in handoffs_of(worker, rank.dp_rank):
             owners[f"handoff {handoff.handoff_id}"] = handoff.page_indices
-    if core.prefill is not None:
-        for key, sequence in core.prefill._held.items():
+    if rank.prefill is not None:
+        for key, sequence in rank.prefill._held.items():
             owners[f"push {key}"] = sequence.page_indices
     counts = Counter(page_index for pages in owners.values() for page_index in pages)
-    if counts != Counter(range(core.pool.num_pages)):
-        wrong = {page: count for page in range(core.pool.num_pages) if (count := counts[PageIndex(page)]) != 1}
-        raise RuleBroken(f"H2: pages {wrong} (page: owners) among {owners}")
+    if counts != Counter(range(rank.pool.num_pages)):
+        wrong = {page: count for page in range(rank.pool.num_pages) if (count := counts[PageIndex(page)]) != 1}
+        raise RuleBroken(f"H2: pages {wrong} (page: owners) among {owners} of data parallel rank {rank.dp_rank}")

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from tests.pure.handoff_rules import RuleBroken
-from tests.pure.toy_engine import reference_tokens
+from tests.pure.toy_model import reference_tokens
 
+from pdserve.kv.layout import KvLayout
 from pdserve.wire.cluster import FailureKind, FinishReason, Generate, PrefillPlace
 
 PATIENT_S = 100_000.0
@@ -16,6 +17,8 @@ class Story:
     """What the gateway was told about one request."""
 
     generate: Generate
+    layout: KvLayout
+    """Of the model that answers it."""
     token_ids: list[int] = field(default_factory=list[int])
     endings: list[str] = field(default_factory=list[str])
     place: PrefillPlace | None = None
@@ -24,7 +27,7 @@ class Story:
 def require_true_story(story: Story) -> None:
     """H7, H8: at most one ending, and a patient client gets an answer; tokens as without any handoff."""
     generate = story.generate
-    wanted = reference_tokens(generate.prompt_token_ids, generate.sampling.max_tokens)
+    wanted = reference_tokens(story.layout, generate.prompt_token_ids, generate.sampling.max_tokens)
     if len(story.endings) > 1 or (generate.timeout_s == PATIENT_S and story.endings == [FailureKind.TIMEOUT.value]):
         raise RuleBroken(f"H7: {generate.request_id} ended {story.endings}")
     if tuple(story.token_ids) != wanted[: len(story.token_ids)]:

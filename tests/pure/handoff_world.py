@@ -1,216 +1,90 @@
 """Workers of both roles in one process: the code that serves, a virtual clock, a network with faults, and one seed."""
 
 import random
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
-from tests.pure.handoff_rules import Referee, RuleBroken, require_kv, shrink_immediates
+from tests.pure.handoff_rules import Referee, RuleBroken
 from tests.pure.handoff_story import Story, require_true_story
-from tests.pure.toy_engine import ToyEngine, WatchedBuffer
-from tests.pure.toy_tokenizer import letter_tokenizer
+from tests.pure.handoff_worker import Ground, Link, Worker
+from tests.pure.toy_model import GQA
 
 from pdserve.clock import VirtualClock
 from pdserve.config.role import Role
-from pdserve.config.worker import WorkerSettings
-from pdserve.decode.request import Request
-from pdserve.errors import CapacityError
-from pdserve.fabric.memory import MemoryFabric, MemoryFaults, MemoryNetwork
-from pdserve.fabric.port import PagePush, RegionDescriptor, SingleWrite
-from pdserve.ids import Incarnation, PageIndex, RequestId, WorkerId
+from pdserve.fabric.memory import MemoryFaults, MemoryNetwork
+from pdserve.ids import Incarnation, RequestId
+from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.sampling import SamplingParams
-from pdserve.schedule.batch import Batch
-from pdserve.shared_region import SharedRegion
-from pdserve.transfer.identity import Identity
 from pdserve.units import NS_PER_MS, NS_PER_S
 from pdserve.wire.cluster import Failed, Generate, Generated, PrefillTarget
-from pdserve.wire.peer import PROTOCOL_VERSION, Cancel, Grant, GrantRefused, HandoffStopped, Message, PeerHello
-from pdserve.worker.core import FabricRegions, Surroundings, WorkerCore
+from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped
 
-MAX_MODEL_LEN = 48
-
-
-@dataclass(slots=True, eq=False)
-class Link:
-    """The control connection of a pair: ordered both ways; when it breaks, each end sees it after what still came."""
-
-    decode: "Worker"
-    prefill: "Worker"
-    exposures: tuple[RegionDescriptor, RegionDescriptor]
-    to_prefill: deque[Message] = field(default_factory=deque[Message])
-    to_decode: deque[Message] = field(default_factory=deque[Message])
-    is_open: bool = True
-    decode_knows: bool = False
-    prefill_knows: bool = False
+DECODE_PAGES = 24
+PREFILL_PAGES = 20
 
 
-class ShortFabric(MemoryFabric):
-    """A fabric that is sometimes short of room for a push."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How the cache is spread over ranks. A second worker of a role is sharded like the first of the other role."""
 
-    refuses_next_arm = False
+    layout: KvLayout = GQA
+    prefill_ranks: int = 1
+    decode_ranks: int = 1
+    num_dp_ranks: int = 1
+    """Of each decode worker."""
 
-    def arm(self, push: PagePush | SingleWrite) -> None:
-        if self.refuses_next_arm:
-            self.refuses_next_arm = False
-            raise CapacityError("too much is armed", retry_after_s=1.0)
-        super().arm(push)
-
-
-class Worker:
-    """One worker without its process: the core, a toy engine and a fabric."""
-
-    def __init__(self, world: "World", role: Role, *, num_pages: int) -> None:
-        self.world = world
-        self.role = role
-        self.incarnation = world.new_incarnation()
-        self.engine = ToyEngine(num_pages=num_pages, num_tail_slots=4, max_model_len=MAX_MODEL_LEN, clock=world.clock)
-        self.fabric = ShortFabric(world.network, address=b"worker:%d" % self.incarnation)
-        world.network.fabrics.append(self.fabric)
-        self.fabric.watch(self.engine.counter_region)
-        self.is_stalled = False
-        self.batch: Batch | None = None
-        info = self.engine.info
-        self.identity = Identity(
-            worker_id=WorkerId(f"{role.value}-{self.incarnation}"),
-            incarnation=self.incarnation,
-            model_fingerprint=info.model_fingerprint,
-            layout=info.layout,
-            num_pages=info.num_pages,
-            tail_slot_bytes=info.tail_slot_bytes,
-        )
-        self.core = WorkerCore(self._surroundings())
-        if self.core.receiver is not None:
-            shrink_immediates(self.core.receiver)
-        watch(self.engine.kv_region, lambda start, _: world.referee.kv_written(self, start))
-        watch(self.engine.tail_region, self._tail_written)
-
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
-            settings=WorkerSettings(
-                name=self.identity.worker_id,
-                role=self.role,
-                join_url="",
-                model_dir="",
-                model_name="toy",
-                chunk_tokens=7,
-                saturation_tokens=5,
-                max_running=5,
-                max_waiting=3,
-            ),
-            identity=self.identity,
-            engine=self.engine.info,
-            fabric=self.fabric,
-            regions=FabricRegions(
-                kv=self.fabric.register(self.engine.kv_region), tail=self.fabric.register(self.engine.tail_region)
-            ),
-            tokenizer=letter_tokenizer(),
-            outbox=self,
-            drop_peer=self._drop,
-            on_prefilled=self._prefilled,
-        )
-
-    def send(self, peer: Incarnation, message: Message) -> None:
-        if isinstance(message, Grant):
-            self.world.referee.granted(message)
-        for link in self.world.links:
-            if link.is_open and {link.decode.incarnation, link.prefill.incarnation} == {self.incarnation, peer}:
-                (link.to_prefill if link.decode is self else link.to_decode).append(message)
-                if isinstance(message, HandoffStopped):
-                    in_flight = [self.world.network.exposures.get(part.slices[0].key) for part in link.exposures]
-                    num_in_flight = sum(exposure.num_in_flight for exposure in in_flight if exposure is not None)
-                    self.world.referee.confirmed(self, link.decode, message.handoff_id, num_in_flight=num_in_flight)
-
-    def poll(self) -> None:
-        self.core.on_fabric_events(self.fabric.poll(), now_ns=self.world.now_ns)
-
-    def step_pass(self) -> None:
-        """Start a pass, compute a layer of it, or end it."""
-        if self.batch is None:
-            self.batch = self.core.next_batch(now_ns=self.world.now_ns)
-            if self.batch is not None:
-                self.world.referee.batch_starts(self, self.batch)
-                self.engine.start(self.batch)
-            return
-        result = self.engine.step()
-        if result is not None:
-            batch, self.batch = self.batch, None
-            self.core.complete(batch, result, now_ns=self.world.now_ns)
-
-    def hello(self) -> PeerHello:
-        assert self.core.receiver is not None
-        kv, tail = self.core.receiver.expose()
-        return PeerHello(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=self.identity.worker_id,
-            incarnation=self.incarnation,
-            model_fingerprint=self.identity.model_fingerprint,
-            layout=self.identity.layout,
-            num_pages=self.identity.num_pages,
-            tail_slot_bytes=self.identity.tail_slot_bytes,
-            heartbeat_s=1.0,
-            lease_s=3.0,
-            fabric_provider=self.fabric.provider,
-            fabric_address=self.fabric.address,
-            kv=kv,
-            tail=tail,
-        )
-
-    def _drop(self, peer: Incarnation, why: str) -> None:
-        del why
-        for link in self.world.links:
-            if {link.decode.incarnation, link.prefill.incarnation} == {self.incarnation, peer}:
-                link.is_open = False
-
-    def _prefilled(self, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
-        require_kv(self, request.generate.prompt_token_ids[:-1], page_indices)
-
-    def _tail_written(self, start: int, stop: int) -> None:
-        self.world.referee.tail_written(self, start, self.engine.tail_region.buffer[start:stop])
-
-
-def watch(region: SharedRegion, on_write: Callable[[int, int], None]) -> None:
-    assert isinstance(region.buffer, WatchedBuffer)
-    region.buffer.on_write = on_write
+    def sharding(self, role: Role, index: int) -> KvSharding:
+        is_like_prefill = (role is Role.PREFILL) == (index % 2 == 0)
+        return KvSharding(layout=self.layout, num_ranks=self.prefill_ranks if is_like_prefill else self.decode_ranks)
 
 
 class World:
     """Everything that can happen to it is a method; `test_handoff_world` draws which happens next."""
 
-    def __init__(self, seed: int, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1) -> None:
+    def __init__(
+        self, seed: int, shape: Shape, *, faults: MemoryFaults, num_decode: int = 1, num_prefill: int = 1
+    ) -> None:
         self.draw = random.Random(seed)
+        self.shape = shape
         self.clock = VirtualClock(NS_PER_S)
         self.network = MemoryNetwork(seed, self.clock, faults)
         self.referee = Referee()
+        self._ground = Ground(clock=self.clock, network=self.network, referee=self.referee)
         self.stories: dict[RequestId, Story] = {}
-        self.links: list[Link] = []
         self._num_incarnations = 0
         self._retired: list[Worker] = []
-        self.decode = [Worker(self, Role.DECODE, num_pages=24) for _ in range(num_decode)]
-        self.prefill = [Worker(self, Role.PREFILL, num_pages=20) for _ in range(num_prefill)]
+        self.decode = [self._worker(Role.DECODE, index) for index in range(num_decode)]
+        self.prefill = [self._worker(Role.PREFILL, index) for index in range(num_prefill)]
         self.connect_all()
+
+    def _worker(self, role: Role, index: int) -> Worker:
+        self._num_incarnations += 1
+        is_decode = role is Role.DECODE
+        return Worker(
+            self._ground,
+            role,
+            incarnation=Incarnation(self._num_incarnations),
+            sharding=self.shape.sharding(role, index),
+            num_pages=DECODE_PAGES if is_decode else PREFILL_PAGES,
+            num_dp_ranks=self.shape.num_dp_ranks if is_decode else 1,
+        )
 
     @property
     def now_ns(self) -> int:
         return self.clock.now_ns()
 
     @property
+    def links(self) -> list[Link]:
+        return self._ground.links
+
+    @property
     def workers(self) -> list[Worker]:
         return [*self.decode, *self.prefill]
 
-    @property
-    def servers(self) -> list[Worker]:
-        """Workers that take requests."""
-        return [worker for worker in self.workers if worker.core.decode is not None]
-
-    def new_incarnation(self) -> Incarnation:
-        self._num_incarnations += 1
-        return Incarnation(self._num_incarnations)
-
     def close(self) -> None:
         for worker in [*self.workers, *self._retired]:
-            worker.fabric.close()
-            worker.engine.close()
+            worker.close()
 
     # What goes on
 
@@ -257,7 +131,7 @@ class World:
 
     def connect_all(self) -> None:
         """A link for each pair that has none and may have one."""
-        self.links = [link for link in self.links if not (link.decode_knows and link.prefill_knows)]
+        self.links[:] = [link for link in self.links if not (link.decode_knows and link.prefill_knows)]
         paired = {(link.decode, link.prefill) for link in self.links}
         for decode in self.decode:
             for prefill in self.prefill:
@@ -266,14 +140,14 @@ class World:
                 if (decode, prefill) in paired or not receiver.can_join(prefill.incarnation):
                     continue
                 hello = decode.hello()
-                assert hello.kv is not None and hello.tail is not None
                 sender.peer_joined(hello)
                 receiver.peer_joined(
                     worker_id=prefill.identity.worker_id,
                     incarnation=prefill.incarnation,
-                    exposures=(hello.kv, hello.tail),
+                    sharding=prefill.identity.sharding,
+                    regions=hello.regions,
                 )
-                self.links.append(Link(decode, prefill, exposures=(hello.kv, hello.tail)))
+                self.links.append(Link(decode, prefill, hello.regions))
 
     # What the gateway does
 
@@ -289,30 +163,30 @@ class World:
         generate = Generate(
             request_id=RequestId(f"request-{len(self.stories)}"),
             receiver=worker.incarnation,
+            dp_rank=self.draw.randrange(len(worker.engines)),
             prompt_token_ids=prompt,
             sampling=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             prefill=target,
             timeout_s=timeout_s,
         )
-        self.stories[generate.request_id] = Story(generate)
-        assert worker.core.decode is not None
-        worker.core.decode.on_generate(generate, now_ns=self.now_ns)
+        self.stories[generate.request_id] = Story(generate, self.shape.layout)
+        if worker.core.on_generate(generate, now_ns=self.now_ns):
+            raise RuleBroken(f"H7: {generate.request_id} found no rank")
 
     def open_stories(self) -> list[Story]:
         return [story for story in self.stories.values() if not story.endings]
 
     def abort(self, story: Story) -> None:
-        for worker in self.servers:
-            if worker.incarnation == story.generate.receiver and worker.core.decode is not None:
+        for worker in self.decode:
+            if worker.incarnation == story.generate.receiver:
                 story.endings.append("aborted")
-                worker.core.decode.on_abort(story.generate.request_id, now_ns=self.now_ns)
+                worker.core.on_abort(story.generate.request_id, now_ns=self.now_ns)
                 worker.core.advance(now_ns=self.now_ns)
 
     def listen(self) -> None:
         """Take what the decode workers say, and hold it against the reference (H7, H8)."""
-        for worker in self.servers:
-            assert worker.core.decode is not None
-            for message in worker.core.decode.take_messages():
+        for worker in self.decode:
+            for message in worker.core.take_messages():
                 match message:
                     case Generated():
                         for delta in message.deltas:
@@ -325,7 +199,7 @@ class World:
                         self.stories[message.request_id].endings.append(message.kind.value)
                     case _:
                         raise RuleBroken(f"the gateway got {message}")
-            worker.core.decode.take_ended()
+            worker.core.take_ended()
         for story in self.stories.values():
             require_true_story(story)
 
@@ -338,7 +212,7 @@ class World:
             for _ in range(self.draw.randint(0, len(queue))):
                 queue.pop()
 
-    def restart(self, worker: Worker) -> Worker:
+    def restart(self, worker: Worker) -> None:
         """Kill a worker; another takes its place at once, under a new incarnation. Its requests end with it."""
         self.network.kill(worker.fabric)
         for link in self.links:
@@ -349,12 +223,10 @@ class World:
         for story in self.open_stories():
             if story.generate.receiver == worker.incarnation:
                 story.endings.append("lost")
-        successor = Worker(self, worker.role, num_pages=worker.engine.info.num_pages)
-        for group in (self.decode, self.prefill):
-            if worker in group:
-                group[group.index(worker)] = successor
+        group = self.decode if worker in self.decode else self.prefill
+        index = group.index(worker)
+        group[index] = self._worker(worker.role, index)
         self._retired.append(worker)
-        return successor
 
     def send_stale(self, link: Link) -> None:
         """A message that names an earlier incarnation comes in, and must change nothing (H4)."""
@@ -385,11 +257,12 @@ class World:
                 self.deliver_to_prefill(link)
                 self.deliver_to_decode(link)
             for worker in self.workers:
-                worker.step_pass()
+                for dp_rank in range(len(worker.engines)):
+                    worker.step_pass(dp_rank)
                 worker.poll()
             self.listen()
             self.referee.check(self.workers)
-            is_busy = any(worker.batch for worker in self.workers)
+            is_busy = any(worker.is_in_pass for worker in self.workers)
             is_busy |= any(link.to_decode or link.to_prefill for link in self.links)
             self.pass_time(NS_PER_MS if is_busy else NS_PER_S)
             self.connect_all()

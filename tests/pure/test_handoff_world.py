@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 import pytest
-from tests.pure.handoff_lives import NUM_SEEDS, live, random_prompt
+from tests.pure.handoff_lives import NUM_SEEDS, SHAPES, calm, live, random_prompt
 from tests.pure.handoff_story import PATIENT_S
 from tests.pure.handoff_world import World
-from tests.pure.toy_engine import LAYOUT
+from tests.pure.toy_model import GQA
 
 from pdserve.fabric.memory import MemoryFaults
 from pdserve.transfer.handoff import (
@@ -23,30 +23,24 @@ from pdserve.transfer.handoff import (
     advance_sender,
 )
 from pdserve.units import NS_PER_MS
-from pdserve.wire.cluster import FinishReason, PrefillPlace
+from pdserve.wire.cluster import FinishReason
 
 CHUNK_TOKENS = 7
-EDGES = [2, *(edge + more for edge in (LAYOUT.page_slots, CHUNK_TOKENS, 12) for more in (-1, 0, 1, 2))]
+EDGES = [2, *(edge + more for edge in (GQA.page_slots, CHUNK_TOKENS, 12) for more in (-1, 0, 1, 2))]
 
 
 @pytest.mark.parametrize("num_tokens", EDGES)
-def test_prompt_on_a_calm_network_is_handed_over_and_answered(num_tokens: int) -> None:
-    """H8: at every edge of pages and chunks, with writes out of order."""
-    world = World(num_tokens, faults=MemoryFaults(max_delay_ns=NS_PER_MS, reorder=True))
-    prompt = tuple(range(num_tokens))
-    world.submit(world.decode[0], prompt, max_tokens=5, timeout_s=PATIENT_S, is_remote=True)
-    world.settle()
-    (story,) = world.stories.values()
-    assert (story.endings, story.place) == ([FinishReason.LENGTH.value], PrefillPlace.REMOTE)
-    for worker in world.workers:
-        world.referee.check_idle(worker)
-    world.close()
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_prompt_on_a_calm_network_is_handed_over_and_answered(shape: int, num_tokens: int) -> None:
+    """H8: at every edge of pages and chunks, between all shardings."""
+    calm(SHAPES[shape], num_tokens)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(len(SHAPES)))
 def test_crowd_on_a_calm_network_is_answered_whole(seed: int) -> None:
     """More requests than pages, tail slots and places in the queue: some are refused a handoff, none an answer."""
-    world = World(seed, faults=MemoryFaults(max_delay_ns=NS_PER_MS, reorder=True), num_prefill=2)
+    faults = MemoryFaults(max_delay_ns=NS_PER_MS, reorder=True)
+    world = World(seed, SHAPES[seed], faults=faults, num_prefill=2)
     for _ in range(25):
         world.submit(world.decode[0], random_prompt(world), max_tokens=6, timeout_s=PATIENT_S, is_remote=True)
     world.settle()

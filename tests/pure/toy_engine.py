@@ -1,75 +1,32 @@
-"""A model made of hashes: every byte of its KV cache is known in advance, and every wrong byte changes the answer.
+"""The toy model on the ranks of one engine, over paged regions, computed one layer a step."""
 
-The first K of a position is the hash of the first K before it and of its token; every other K and V is a hash of that.
-The next token is a hash of all of them, read from the pages.
-"""
-
-import hashlib
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tests.pure.toy_model import (
+    NUM_QUERY_HEADS,
+    TAIL_BYTES,
+    VECTOR_BYTES,
+    kv_head_of,
+    next_token,
+    seed_after,
+    tail_after,
+    vector_of,
+)
 
 from pdserve.clock import Clock
 from pdserve.engine.port import EngineInfo
-from pdserve.kv.layout import KvLayout
+from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import REGION_BYTES, RING_OFFSET, RING_TICKS
 from pdserve.schedule.batch import Batch, BatchResult, Chunk
 from pdserve.shared_region import SharedRegion
 
-LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, page_slots=4, dtype="float32")
-VOCABULARY = 97
-TAIL_BYTES = 64
-SPARE_BYTES = 8
-"""The end of the tail region, which flushes write to."""
-
-
-def digest(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=LAYOUT.slot_bytes).digest()
-
-
-def first_key(before: bytes, token_id: int) -> bytes:
-    return digest(before, token_id.to_bytes(4, "little"))
-
-
-def derived(first: bytes, *, layer_index: int, is_value: bool) -> bytes:
-    """A K or V of a position from its first K."""
-    return first if layer_index == 0 and not is_value else digest(first, bytes([layer_index, is_value]))
-
-
-@lru_cache(maxsize=4096)
-def first_keys(token_ids: tuple[int, ...]) -> tuple[bytes, ...]:
-    keys = [bytes(LAYOUT.slot_bytes)]
-    for token_id in token_ids:
-        keys.append(first_key(keys[-1], token_id))
-    return tuple(keys[1:])
-
-
-def token_kv(first: bytes) -> bytes:
-    """All KV of one position, in the order in which the next token is hashed."""
-    return b"".join(
-        derived(first, layer_index=layer_index, is_value=is_value)
-        for layer_index in range(LAYOUT.num_layers)
-        for is_value in (False, True)
-    )
-
-
-def next_token(kv_of_all_positions: Sequence[bytes]) -> int:
-    return int.from_bytes(digest(*kv_of_all_positions), "little") % VOCABULARY
-
-
-@lru_cache(maxsize=1024)
-def reference_tokens(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-    """What the model answers, computed without pages."""
-    token_ids = prompt
-    for _ in range(max_tokens):
-        token_ids += (next_token([token_kv(key) for key in first_keys(token_ids)]),)
-    return token_ids[len(prompt) :]
-
-
-def reference_tail(computed_token_ids: tuple[int, ...]) -> bytes:
-    return first_keys(computed_token_ids)[-1] * (TAIL_BYTES // LAYOUT.slot_bytes)
+SPARE_BYTES = 64
+"""The end of each region, which flushes write to."""
 
 
 class WatchedBuffer(mmap.mmap):
@@ -80,29 +37,91 @@ class WatchedBuffer(mmap.mmap):
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
         match key:
-            case slice(start=int(start), stop=int(stop)) if self.on_write is not None:
+            case slice(start=int(start), stop=int(stop)) if start >= 0 and stop > 0 and self.on_write is not None:
                 self.on_write(start, stop)
             case _:
                 pass
 
 
-class ToyEngine:
-    """The regions of one worker and what computes in them, one layer a step. Lifetime: until `close`."""
+class RankKv:
+    """The KV of one rank: a region that a fabric uses, and the mapping through which the rank computes."""
 
-    def __init__(self, *, num_pages: int, num_tail_slots: int, max_model_len: int, clock: Clock) -> None:
+    def __init__(self, sharding: KvSharding, *, rank: int, num_pages: int) -> None:
+        self.heads = sharding.heads_of(rank)
+        layout = sharding.rank_layout
+        num_bytes = layout.region_bytes(num_pages)
+        self.region = watched_region(f"kv{rank}", num_bytes + SPARE_BYTES)
+        self._mapping = SharedRegion.from_fd(os.dup(self.region.fd))
+        shape = (layout.num_layers, num_pages, len(self.heads), layout.num_planes, layout.page_slots, VECTOR_BYTES)
+        self._pages = np.frombuffer(self._mapping.buffer, np.uint8, count=num_bytes).reshape(shape)
+        """`[layer][page][head][plane][slot][byte]`."""
+
+    def read(self, page_indices: Sequence[int], num_tokens: int) -> NDArray[np.uint8]:
+        """A copy of the KV of the first tokens: `[layer][head][plane][token][byte]`."""
+        num_layers, _, num_heads, num_planes, page_slots, _ = self._pages.shape
+        pages = self._pages[:, list(page_indices[: -(-num_tokens // page_slots)])]
+        by_token = pages.transpose(0, 2, 3, 1, 4, 5).reshape(num_layers, num_heads, num_planes, -1, VECTOR_BYTES)
+        return by_token[:, :, :, :num_tokens]
+
+    def read_page(self, page_index: int, *, layer_index: int) -> NDArray[np.uint8]:
+        """A copy: `[head][plane][slot][byte]`."""
+        return self._pages[layer_index, page_index].copy()
+
+    def seed_at(self, page_indices: Sequence[int], position: int, *, head: int) -> bytes:
+        page_slots = self._pages.shape[4]
+        page = self._pages[0, page_indices[position // page_slots], head - self.heads.start]
+        return page[0, position % page_slots].tobytes()
+
+    def compute(self, chunk: Chunk, *, layer_index: int) -> None:
+        """Write the vectors of a chunk's tokens in one layer."""
+        num_planes, page_slots = self._pages.shape[3:5]
+        positions = np.arange(chunk.start, chunk.stop)
+        pages, slots = np.array(chunk.page_indices)[positions // page_slots], positions % page_slots
+        for head in self.heads:
+            seeds = self._seeds(chunk, head, layer_index=layer_index)
+            vectors = b"".join(
+                vector_of(seed, layer_index=layer_index, plane=plane) for seed in seeds for plane in range(num_planes)
+            )
+            self._pages[layer_index, pages, head - self.heads.start, :, slots] = np.frombuffer(
+                vectors, np.uint8
+            ).reshape(len(seeds), num_planes, VECTOR_BYTES)
+
+    def close(self) -> None:
+        self._pages = np.zeros((0,) * 6, np.uint8)  # lets go of the mapping
+        self._mapping.close()
+        self.region.close()
+
+    def _seeds(self, chunk: Chunk, head: int, *, layer_index: int) -> list[bytes]:
+        """Of the chunk's positions: made in the first layer, read from it in the others."""
+        if layer_index > 0:
+            return [
+                self.seed_at(chunk.page_indices, position, head=head) for position in range(chunk.start, chunk.stop)
+            ]
+        before = self.seed_at(chunk.page_indices, chunk.start - 1, head=head) if chunk.start > 0 else b""
+        seeds = [before]
+        for token_id in chunk.token_ids:
+            seeds.append(seed_after(seeds[-1], token_id, head=head))
+        return seeds[1:]
+
+
+class ToyEngine:
+    """The ranks of one data parallel rank in one object. Lifetime: until `close`."""
+
+    def __init__(
+        self, sharding: KvSharding, *, num_pages: int, num_tail_slots: int, max_model_len: int, clock: Clock
+    ) -> None:
         self.info = EngineInfo(
-            layout=LAYOUT,
+            sharding=sharding,
             num_pages=num_pages,
             num_tail_slots=num_tail_slots,
             tail_slot_bytes=TAIL_BYTES,
             max_model_len=max_model_len,
             model_fingerprint="toy",
-            pid=0,
+            pids=(),
         )
-        self.kv_region = watched_region("kv", LAYOUT.region_bytes(num_pages))
+        self.ranks = tuple(RankKv(sharding, rank=rank, num_pages=num_pages) for rank in range(sharding.num_ranks))
         self.tail_region = watched_region("tail", num_tail_slots * TAIL_BYTES + SPARE_BYTES)
         self.counter_region = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
-        self._kv = SharedRegion.from_fd(os.dup(self.kv_region.fd))
         self._tail = SharedRegion.from_fd(os.dup(self.tail_region.fd))
         self._clock = clock
         self._num_ticks = 0
@@ -114,66 +133,46 @@ class ToyEngine:
         self._batch, self._layer_index = batch, 0
 
     def step(self) -> BatchResult | None:
-        """Compute a layer, or end the pass: then its result."""
+        """Compute a layer on all ranks, or end the pass: then its result."""
         batch = self._batch
         assert batch is not None
-        if self._layer_index < LAYOUT.num_layers:
+        if self._layer_index < self.info.sharding.layout.num_layers:
             for chunk in batch.chunks:
-                self._compute(chunk, self._layer_index)
+                for rank in self.ranks:
+                    rank.compute(chunk, layer_index=self._layer_index)
             self._layer_index += 1
             self._tick()
             return None
         for chunk in batch.chunks:
             if chunk.tail_slot is not None:
-                hidden = self.read_slot(chunk.page_indices, chunk.stop - 1, layer_index=0, is_value=False)
                 start = chunk.tail_slot * TAIL_BYTES
-                self._tail.buffer[start : start + TAIL_BYTES] = hidden * (TAIL_BYTES // len(hidden))
+                self._tail.buffer[start : start + TAIL_BYTES] = self._tail_of(chunk)
         self._tick()
         self._batch = None
         now_ns = self._clock.now_ns()
         sampled = tuple((chunk.sequence_id, self._sample(chunk)) for chunk in batch.chunks if chunk.samples)
         return BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=now_ns, ended_ns=now_ns)
 
-    def read_slot(self, page_indices: Sequence[int], position: int, *, layer_index: int, is_value: bool) -> bytes:
-        start = self._slot_offset(page_indices, position, layer_index=layer_index, is_value=is_value)
-        return self._kv.buffer[start : start + LAYOUT.slot_bytes]
-
-    def read_token(self, page_indices: Sequence[int], position: int) -> bytes:
-        """All KV of one position, as `token_kv`."""
-        return b"".join(
-            self.read_slot(page_indices, position, layer_index=layer_index, is_value=is_value)
-            for layer_index in range(LAYOUT.num_layers)
-            for is_value in (False, True)
-        )
-
     def close(self) -> None:
-        for region in (self.kv_region, self.tail_region, self.counter_region, self._kv, self._tail):
+        for rank in self.ranks:
+            rank.close()
+        for region in (self.tail_region, self.counter_region, self._tail):
             region.close()
 
-    def _compute(self, chunk: Chunk, layer_index: int) -> None:
-        pages = chunk.page_indices
-        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
-            if layer_index == 0:
-                before = bytes(LAYOUT.slot_bytes)
-                if position > 0:
-                    before = self.read_slot(pages, position - 1, layer_index=0, is_value=False)
-                first = first_key(before, token_id)
-            else:
-                first = self.read_slot(pages, position, layer_index=0, is_value=False)
-            for is_value in (False, True):
-                start = self._slot_offset(pages, position, layer_index=layer_index, is_value=is_value)
-                self._kv.buffer[start : start + LAYOUT.slot_bytes] = derived(
-                    first, layer_index=layer_index, is_value=is_value
-                )
+    def _query_heads(self) -> list[tuple[RankKv, int]]:
+        """Each query head's rank and KV head."""
+        queries_per_rank = NUM_QUERY_HEADS // len(self.ranks)
+        layout = self.info.sharding.layout
+        return [(self.ranks[query // queries_per_rank], kv_head_of(layout, query)) for query in range(NUM_QUERY_HEADS)]
 
     def _sample(self, chunk: Chunk) -> int:
-        return next_token([self.read_token(chunk.page_indices, position) for position in range(chunk.stop)])
+        kv = {rank: rank.read(chunk.page_indices, chunk.stop) for rank in self.ranks}
+        return next_token(kv[rank][:, head - rank.heads.start].tobytes() for rank, head in self._query_heads())
 
-    def _slot_offset(self, page_indices: Sequence[int], position: int, *, layer_index: int, is_value: bool) -> int:
-        page_index = page_indices[position // LAYOUT.page_slots]
-        page = LAYOUT.page_offset(layer_index=layer_index, page_index=page_index, num_pages=self.info.num_pages)
-        slot = is_value * LAYOUT.page_slots + position % LAYOUT.page_slots
-        return page + slot * LAYOUT.slot_bytes
+    def _tail_of(self, chunk: Chunk) -> bytes:
+        return tail_after(
+            rank.seed_at(chunk.page_indices, chunk.stop - 1, head=head) for rank, head in self._query_heads()
+        )
 
     def _tick(self) -> None:
         self._num_ticks += 1
