@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from pdserve.config.environment import keep_crash_handlers_ours
+from pdserve.config.environment import keep_crash_handlers_ours, keep_endpoints_small
 from pdserve.errors import FabricError
 from pdserve.fabric.port import (
     DomainGroup,
@@ -223,6 +223,7 @@ class NativeFabric:
 def _load():  # The inferred type is the module itself, so that its calls are checked.
     """The native module. Raises: `FabricError` when it was not built, or libfabric is not installed."""
     keep_crash_handlers_ours()
+    keep_endpoints_small()
     try:
         from pdserve import _fabric
     except ImportError as error:
