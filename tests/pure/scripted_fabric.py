@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pdserve.errors import CapacityError, FabricError
+from pdserve.fabric.placement import require_gapless
 from pdserve.fabric.port import (
     ExpectationExpired,
     FabricEvent,
@@ -44,8 +45,11 @@ class ScriptedFabric:
     armed: dict[PushId, PagePush | SingleWrite] = field(default_factory=dict[PushId, PagePush | SingleWrite])
     """Pushes that have not ended."""
     cancelled: list[PushId] = field(default_factory=list[PushId])
-    flushes: dict[FlushId, FabricPeerId] = field(default_factory=dict[FlushId, FabricPeerId])
-    """Flushes that have not ended."""
+    attached: dict[RemoteRegionId, RegionDescriptor] = field(default_factory=dict[RemoteRegionId, RegionDescriptor])
+    flushes: dict[FlushId, tuple[RemoteRegionId, ...]] = field(
+        default_factory=dict[FlushId, tuple[RemoteRegionId, ...]]
+    )
+    """The targets of flushes that have not ended."""
     expected: dict[Immediate, Expectation] = field(default_factory=dict[Immediate, Expectation])
     forgotten: list[Immediate] = field(default_factory=list[Immediate])
     arm_error: FabricError | CapacityError | None = None
@@ -77,14 +81,14 @@ class ScriptedFabric:
     def watch(self, counter: SharedRegion) -> None:
         del counter
 
-    def register(self, region: SharedRegion) -> RegionId:
-        del region
+    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+        del region, group_index
         return RegionId(self._new_name())
 
     def expose(self, region_id: RegionId) -> RegionDescriptor:
         del region_id
-        whole = RegionSlice(start=0, num_bytes=REGION_BYTES, base=0, key=self._new_name())
-        return RegionDescriptor(num_bytes=REGION_BYTES, slices=(whole,))
+        whole = RegionSlice(start=0, num_bytes=REGION_BYTES, base=0, keys=(self._new_name(),))
+        return RegionDescriptor(num_bytes=REGION_BYTES, nics=(0,), slices=(whole,))
 
     def fence(self, exposure: RegionDescriptor) -> None:
         self.fenced.append(exposure)
@@ -97,8 +101,11 @@ class ScriptedFabric:
         self.disconnected.append(peer_id)
 
     def attach(self, peer_id: FabricPeerId, descriptor: RegionDescriptor) -> RemoteRegionId:
-        del peer_id, descriptor
-        return RemoteRegionId(self._new_name())
+        del peer_id
+        require_gapless(descriptor)
+        target = RemoteRegionId(self._new_name())
+        self.attached[target] = descriptor
+        return target
 
     def arm(self, push: PagePush | SingleWrite) -> None:
         if self.arm_error is not None:
@@ -108,9 +115,11 @@ class ScriptedFabric:
     def cancel(self, push_id: PushId) -> None:
         self.cancelled.append(push_id)
 
-    def flush(self, flush_id: FlushId, peer_id: FabricPeerId, target: RemoteRegionId, *, deadline_ns: int) -> None:
-        del target, deadline_ns
-        self.flushes[flush_id] = peer_id
+    def flush(
+        self, flush_id: FlushId, peer_id: FabricPeerId, targets: tuple[RemoteRegionId, ...], *, deadline_ns: int
+    ) -> None:
+        del peer_id, deadline_ns
+        self.flushes[flush_id] = targets
 
     def expect(self, immediate: Immediate, num_writes: int, *, deadline_ns: int, record_arrivals: bool = False) -> None:
         self.expected[immediate] = Expectation(
@@ -130,6 +139,7 @@ class ScriptedFabric:
     def stats(self) -> FabricStats:
         return FabricStats(
             bytes_posted=0,
+            bytes_posted_by_nic=(0,),
             num_writes_posted=0,
             num_writes_completed=0,
             num_writes_failed=0,
