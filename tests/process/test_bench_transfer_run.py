@@ -14,8 +14,8 @@ from pdserve.bench.transfer_fabric import PROVIDERS, measure_pages
 from pdserve.bench.transfer_planning import PlanningRow
 from pdserve.bench.transfer_report import Report
 from pdserve.bench.transfer_shardings import PushRow, measure_pushes
-from pdserve.bench.transfer_table import format_report
 from pdserve.cli import bench_transfer
+from pdserve.cli.transfer_table import format_report
 from pdserve.errors import ConfigError
 from pdserve.units import KIB, MIB
 
@@ -88,7 +88,7 @@ def require_planning(rows: Sequence[PlanningRow]) -> None:
     ]
     for row in rows:
         assert row.num_writes == 8 * 61 * 62_500 + 1
-        assert 0 < row.chunk_ms_p50 <= row.chunk_ms_max
+        assert row.first_chunk_ms > 0 and 0 < row.chunk_ms_p50 <= row.chunk_ms_max
         # One object a page and layer would be hundreds of MiB.
         assert 0 < row.first_chunk_peak_bytes <= row.peak_bytes < 4 * MIB
 

@@ -1,5 +1,4 @@
-"""`pdserve bench-transfer`: page writes between two processes, beside the limit of each path and other engines; pushes
-between shardings; the planning of a long prompt."""
+"""`pdserve bench-transfer`: page writes beside the limit of each path and other engines, and how they are planned."""
 
 import argparse
 import re
@@ -36,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     # Loads the native fabric, which the other commands can do without.
     from pdserve.bench.transfer_report import measure_report
-    from pdserve.bench.transfer_table import format_report
+    from pdserve.cli.transfer_table import format_report
 
     configuration = Configuration(
         page_bytes=args.pages, region_bytes=args.region, num_rounds=args.rounds, repetitions=args.repetitions

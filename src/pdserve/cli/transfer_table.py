@@ -12,7 +12,8 @@ _PUSHES_HEAD = (
     f"{'spread':>7}"
 )
 _PLANNING_HEAD = (
-    f"{'ranks':<15} {'writes':>10} {'p50 ms':>8} {'spread':>7} {'max ms':>8} {'peak KiB':>9} {'of first chunk':>15}"
+    f"{'ranks':<15} {'writes':>10} {'first ms':>8} {'p50 ms':>7} {'spread':>7} {'max ms':>7} {'peak KiB':>9} "
+    f"{'of first':>9}"
 )
 
 
@@ -57,8 +58,9 @@ def _push_line(row: PushRow) -> str:
 
 def _planning_line(row: PlanningRow) -> str:
     return (
-        f"{_ranks(row):<15} {row.num_writes:>10,} {row.chunk_ms_p50:>8.2f} {row.spread:>7.0%} {row.chunk_ms_max:>8.2f} "
-        f"{row.peak_bytes // KIB:>9,} {row.first_chunk_peak_bytes // KIB:>15,}"
+        f"{_ranks(row):<15} {row.num_writes:>10,} {row.first_chunk_ms:>8.2f} {row.chunk_ms_p50:>7.2f} "
+        f"{row.spread:>7.0%} {row.chunk_ms_max:>7.2f} {row.peak_bytes // KIB:>9,} "
+        f"{row.first_chunk_peak_bytes // KIB:>9,}"
     )
 
 
