@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from pdserve.engine.client import RankEngine, start_engine
 from pdserve.engine.port import EngineSpec
 from pdserve.ids import SequenceId
 from pdserve.sampling import SamplingParams
-from pdserve.schedule.batch import Batch, BatchResult, Chunk, NewSequence
+from pdserve.schedule.batch import Batch, Chunk, NewSequence
 
 DEADLINE_S = 60.0
 NUM_PAGES = 32
@@ -60,7 +61,8 @@ def write_nine_heads(model_dir: Path, *, num_layers: int) -> None:
         initializer_range=0.3,
         tie_word_embeddings=True,
     )
-    transformers.LlamaForCausalLM(config).float().save_pretrained(model_dir)
+    reference: Any = transformers.LlamaForCausalLM(config)
+    reference.float().save_pretrained(model_dir)
 
 
 def chunk_of(
@@ -99,7 +101,7 @@ def long_batch(pass_index: int) -> Batch:
 
 
 async def generate(engine: RankEngine, prompt: Sequence[int], *, pages: tuple[int, ...], num_tokens: int) -> list[int]:
-    """Greedy tokens of a new engine, which prefills in two chunks with another sequence beside the second."""
+    """Tokens of a new engine, which prefills in two chunks, the second beside another sequence. The first is drawn."""
     other = list(range(20, 33))
     half = len(prompt) // 2
     await engine.run(Batch(pass_index=0, chunks=(chunk_of(prompt, 0, half, pages=pages),)))
@@ -107,14 +109,14 @@ async def generate(engine: RankEngine, prompt: Sequence[int], *, pages: tuple[in
         chunk_of(other, 0, len(other), pages=(30,), sequence_id=1),
         chunk_of(prompt, half, len(prompt), pages=pages, samples=True, tail_slot=1),
     )
-    batch = Batch(pass_index=1, chunks=chunks, new_sequences=(new_sequence(0, prompt),))
-    sequence = list(prompt)
-    result: BatchResult = await engine.run(batch)
+    news = (new_sequence(0, prompt, temperature=1.5), new_sequence(1, prompt))
+    result = await engine.run(Batch(pass_index=1, chunks=chunks, new_sequences=news))
+    sequence = [*prompt, result.sampled[0][1]]
     for pass_index in range(2, num_tokens + 1):
-        sequence.append(result.sampled[0][1])
-        chunk = chunk_of(sequence, len(sequence) - 1, len(sequence), pages=pages, samples=True)
+        chunk = chunk_of(sequence, len(sequence) - 1, len(sequence), pages=pages, sequence_id=1, samples=True)
         result = await engine.run(Batch(pass_index=pass_index, chunks=(chunk,)))
-    return [*sequence[len(prompt) :], result.sampled[0][1]]
+        sequence.append(result.sampled[0][1])
+    return sequence[len(prompt) :]
 
 
 def ticks(engine: RankEngine) -> int:
