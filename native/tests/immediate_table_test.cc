@@ -1,5 +1,6 @@
 #include "fabric/immediate_table.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -122,6 +123,51 @@ void ExpectationsExpireInOrderAndOnce() {
   CHECK(fixture.events.Drain().size() == 1);
 }
 
+void InstantsOfThreadsThatReadTheClockInAnotherOrderNeverDecrease() {
+  Fixture fixture;
+  CHECK(fixture.Expect(7, 4, kFarDeadlineNs, true));
+  for (const int64_t now_ns : {20, 10, 30, 25}) fixture.Arrive(7, now_ns);
+  const std::vector<Event> events = fixture.events.Drain();
+  const Landed& landed = std::get<Landed>(events.at(0));
+  CHECK((landed.arrivals_ns == std::vector<int64_t>{20, 20, 30, 30}));
+  CHECK(landed.first_ns == 20 && landed.last_ns == 30);
+}
+
+// As the worker threads of several domain groups use it: one count over all, one landing, and expiry in between.
+void CountsOfSeveralThreadsAddUpToOneLanding() {
+  Fixture fixture;
+  constexpr uint32_t kNumThreads = 4;
+  constexpr uint32_t kNumSlots = 100;
+  constexpr uint32_t kNumWrites = 25;
+  std::vector<std::thread> counting;
+  for (uint32_t thread = 0; thread < kNumThreads; ++thread) {
+    counting.emplace_back([&fixture] {
+      for (uint32_t write = 0; write < kNumWrites; ++write) {
+        for (uint32_t slot = 0; slot < kNumSlots; ++slot) CHECK(fixture.Arrive(ImmediateOf(slot, 0), write + 1) == 0);
+        fixture.table.Expire(write);
+      }
+    });
+  }
+  for (uint32_t slot = 0; slot < kNumSlots; ++slot) {
+    CHECK(fixture.Expect(ImmediateOf(slot, 0), kNumThreads * kNumWrites, 1'000'000, true));
+  }
+  std::vector<int> num_landed(kNumSlots);
+  size_t num_events = 0;
+  tests::WaitUntil([&] {
+    for (const Event& event : fixture.events.Drain()) {
+      const Landed& landed = std::get<Landed>(event);
+      CHECK(landed.num_writes == kNumThreads * kNumWrites);
+      CHECK(std::is_sorted(landed.arrivals_ns.begin(), landed.arrivals_ns.end()));
+      CHECK(++num_landed.at(landed.immediate >> kGenerationBits) == 1);
+      ++num_events;
+    }
+    return num_events == kNumSlots;
+  });
+  for (std::thread& thread : counting) thread.join();
+  fixture.table.Expire(2'000'000);
+  CHECK(fixture.events.Drain().empty());
+}
+
 void CountingAndExpectingAtTheSameTimeLosesNothing() {
   Fixture fixture;
   constexpr uint32_t kNumSlots = 200;
@@ -151,5 +197,7 @@ int main() {
   RUN(UnexpectedCountersAreBounded);
   RUN(CountersAreBounded);
   RUN(ExpectationsExpireInOrderAndOnce);
+  RUN(InstantsOfThreadsThatReadTheClockInAnotherOrderNeverDecrease);
+  RUN(CountsOfSeveralThreadsAddUpToOneLanding);
   RUN(CountingAndExpectingAtTheSameTimeLosesNothing);
 }

@@ -1,14 +1,16 @@
-// The event queue, the command queue and the layer watcher: what passes between threads.
+// The event queue, the command queue, the parts of a flush and the layer watcher: what passes between threads.
 
 #include <poll.h>
 
 #include <atomic>
+#include <cerrno>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "fabric/command_queue.h"
 #include "fabric/event_queue.h"
+#include "fabric/flush_parts.h"
 #include "fabric/layer_watcher.h"
 #include "tests/check.h"
 
@@ -43,6 +45,59 @@ void EventsKeepTheirOrderAcrossThreads() {
   });
   pushing.join();
   CHECK(!IsReadable(events.fd()));
+}
+
+void EventsOfSeveralThreadsAreAllThereAndEachThreadsInOrder() {
+  EventQueue events;
+  constexpr uint64_t kNumThreads = 4;
+  constexpr uint64_t kNumEvents = 5'000;
+  std::vector<std::thread> pushing;
+  for (uint64_t thread = 0; thread < kNumThreads; ++thread) {
+    pushing.emplace_back([&events, thread] {
+      for (uint64_t i = 0; i < kNumEvents; ++i) events.Push(FlushEnded{thread * kNumEvents + i, true, 0});
+    });
+  }
+  std::vector<uint64_t> next(kNumThreads);
+  uint64_t num_drained = 0;
+  tests::WaitUntil([&] {
+    for (const Event& event : events.Drain()) {
+      const uint64_t flush_id = std::get<FlushEnded>(event).flush_id;
+      CHECK(flush_id % kNumEvents == next[flush_id / kNumEvents]++);
+      ++num_drained;
+    }
+    return num_drained == kNumThreads * kNumEvents;
+  });
+  for (std::thread& thread : pushing) thread.join();
+  CHECK(!IsReadable(events.fd()));
+}
+
+void FlushEndsWithItsLastPartAndIsDeliveredOnlyIfAllAre() {
+  EventQueue events;
+  FlushParts delivered(7, 3, &events);
+  delivered.PartEnded(0);
+  delivered.PartEnded(0);
+  CHECK(events.Drain().empty());
+  delivered.PartEnded(0);
+  const FlushEnded ended = std::get<FlushEnded>(events.Drain().at(0));
+  CHECK(ended.flush_id == 7 && ended.delivered && ended.error == 0);
+  FlushParts failed(8, 3, &events);
+  failed.PartEnded(ETIMEDOUT);
+  failed.PartEnded(ECONNRESET);
+  failed.PartEnded(0);
+  const FlushEnded not_delivered = std::get<FlushEnded>(events.Drain().at(0));
+  CHECK(!not_delivered.delivered && not_delivered.error == ETIMEDOUT);
+}
+
+void FlushPartsEndedByRacingThreadsEndTheFlushOnce() {
+  EventQueue events;
+  for (int round = 0; round < 200; ++round) {
+    FlushParts parts(1, 3, &events);
+    std::vector<std::thread> ending;
+    for (const int error : {0, ECONNRESET, 0}) ending.emplace_back([&parts, error] { parts.PartEnded(error); });
+    for (std::thread& thread : ending) thread.join();
+    const std::vector<Event> drained = events.Drain();
+    CHECK(drained.size() == 1 && std::get<FlushEnded>(drained[0]).error == ECONNRESET);
+  }
 }
 
 void CommandsAreTakenOnceAndInOrder() {
@@ -122,6 +177,9 @@ int main() {
   using namespace pdserve::fabric;
   RUN(EventFdIsReadableExactlyWhileEventsWait);
   RUN(EventsKeepTheirOrderAcrossThreads);
+  RUN(EventsOfSeveralThreadsAreAllThereAndEachThreadsInOrder);
+  RUN(FlushEndsWithItsLastPartAndIsDeliveredOnlyIfAllAre);
+  RUN(FlushPartsEndedByRacingThreadsEndTheFlushOnce);
   RUN(CommandsAreTakenOnceAndInOrder);
   RUN(CommandsBeyondTheBoundAreRefused);
   RUN(WatcherWakesForTheWantedTickAndNotBefore);
