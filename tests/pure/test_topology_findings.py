@@ -102,6 +102,13 @@ def test_gpu_that_idles_at_a_lower_link_speed_is_not_told(server: Path) -> None:
     assert findings_of(server) == {}
 
 
+@pytest.mark.parametrize("width", ["255", "0"])
+def test_link_width_as_virtual_functions_report_it_is_not_told(server: Path, width: str) -> None:
+    (server / "bus/pci/devices/0000:18:00.0/max_link_width").write_text("255\n")
+    (server / "bus/pci/devices/0000:18:00.0/current_link_width").write_text(f"{width}\n")
+    assert findings_of(server) == {}
+
+
 def test_link_of_a_storage_nic_that_is_not_used_is_not_told(server: Path) -> None:
     (server / "bus/pci/devices/0000:29:00.0/current_link_width").write_text("8\n")
     assert findings_of(server) == {}

@@ -56,6 +56,13 @@ def test_cores_are_never_given_twice_where_a_node_has_enough(found: Machine) -> 
             assert sum(1 for user in (*plan.groups, *plan.devices) if set(core) & set(user.cpus)) <= 1
 
 
+def test_fabric_thread_without_a_core_for_itself_runs_beside_all_its_ranks() -> None:
+    plan = choose(machine(node_cores=[3], gpu_nodes=[0, 0, 0], nic_nodes=[0, 0]))
+    assert [device.group_index for device in plan.devices] == [0, 1, 0]
+    assert plan.groups[0].cpus == tuple(sorted(plan.devices[0].cpus + plan.devices[2].cpus))
+    assert plan.groups[1].cpus == plan.devices[1].cpus
+
+
 @given(machines, st.sets(st.integers(0, 23), min_size=1))
 def test_cores_given_are_allowed_ones(found: Machine, allowed: set[int]) -> None:
     online = {cpu for core in found.cores for cpu in core}

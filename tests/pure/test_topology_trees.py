@@ -86,6 +86,23 @@ def test_plan_when_the_nic_beside_a_gpu_is_gone_shares_another_of_the_node(tmp_p
     assert plan.devices[1].group_index == plan.devices[0].group_index
 
 
+def test_plan_when_the_nic_beside_a_gpu_is_gone_takes_the_fastest_of_the_node(tmp_path: Path) -> None:
+    tree = copy_of("hgx_h100", tmp_path)
+    (tree / "class/infiniband/mlx5_0").unlink()
+    (tree / "class/infiniband/mlx5_2/ports/1/rate").write_text("200 Gb/sec (2X NDR)\n")
+    assert nic_names(choose(read_machine(tree)))[:2] == [["mlx5_3"], ["mlx5_2"]]
+
+
+def test_plan_over_tcp_prefers_a_physical_interface_to_a_bridge_that_is_up(tmp_path: Path) -> None:
+    tree = copy_of("laptop", tmp_path)
+    (tree / "class/net/docker0/operstate").write_text("up\n")
+    assert nic_names(choose(read_machine(tree))) == [["wlp0s20f3"]]
+    (tree / "class/net/wlp0s20f3/operstate").write_text("down\n")
+    assert nic_names(choose(read_machine(tree))) == [["docker0"]]
+    (tree / "class/net/docker0/operstate").write_text("down\n")
+    assert nic_names(choose(read_machine(tree))) == [["lo"]]
+
+
 def test_virtual_functions_beside_their_physical_one_are_not_chosen(tmp_path: Path) -> None:
     tree = copy_of("hgx_h100", tmp_path)
     physical = (tree / "bus/pci/devices/0000:18:00.0").resolve()

@@ -58,12 +58,12 @@ def read_machine(root: Path, *, listed_gpus: Iterable[ListedGpu] = ()) -> Machin
 
 
 def _nodes(sysfs: Sysfs, online: tuple[int, ...]) -> tuple[NumaNode, ...]:
-    """The NUMA nodes; one with all CPUs where the kernel knows none, or puts CPUs in none or in several."""
+    """The NUMA nodes; one with all CPUs where the kernel knows none, or does not put each online CPU in one of them."""
     nodes: list[NumaNode] = []
     for name in sysfs.names("devices/system/node"):
         if found := re.fullmatch(r"node(\d{1,5})", name):
             cpus = sysfs.cpu_list(f"devices/system/node/{name}/cpulist") or ()
-            nodes.append(NumaNode(index=int(found[1]), cpus=tuple(cpu for cpu in cpus if cpu in online)))
+            nodes.append(NumaNode(index=int(found[1]), cpus=cpus))
     if sorted(cpu for node in nodes for cpu in node.cpus) != list(online):
         return (NumaNode(index=0, cpus=online),)
     return tuple(nodes)
