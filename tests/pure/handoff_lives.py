@@ -92,7 +92,7 @@ def happen(world: World) -> None:
         case "jump":
             world.pass_time(draw.randint(1, 12) * NS_PER_S)
         case "short":
-            worker.fabric.refuses_next_arm = True
+            worker.fabric.num_armable = draw.randint(0, 4)
         case "stale" if world.links:
             world.send_stale(draw.choice(world.links))
         case _:

@@ -35,12 +35,15 @@ NICS_BY_GROUP = (1, 2)
 class ShortFabric(MemoryFabric):
     """A fabric that is sometimes short of room for a push."""
 
-    refuses_next_arm = False
+    num_armable: int | None = None
+    """How many more pushes it takes before it refuses one; None: any number."""
 
     def arm(self, push: PagePush | SingleWrite) -> None:
-        if self.refuses_next_arm:
-            self.refuses_next_arm = False
+        if self.num_armable == 0:
+            self.num_armable = None
             raise CapacityError("too much is armed", retry_after_s=1.0)
+        if self.num_armable is not None:
+            self.num_armable -= 1
         super().arm(push)
 
 

@@ -52,8 +52,12 @@ class ScriptedFabric:
     """The targets of flushes that have not ended."""
     expected: dict[Immediate, Expectation] = field(default_factory=dict[Immediate, Expectation])
     forgotten: list[Immediate] = field(default_factory=list[Immediate])
+    max_exposures: int = 1000
+    """Of all that it ever makes."""
+    exposed: list[RegionDescriptor] = field(default_factory=list[RegionDescriptor])
     arm_error: FabricError | CapacityError | None = None
-    """Raised by the next `arm` calls."""
+    """Raised by the next `arm` calls, except the first `num_armable`."""
+    num_armable: int = 0
     _num_names: int = 0
 
     # What the test decides
@@ -86,9 +90,11 @@ class ScriptedFabric:
         return RegionId(self._new_name())
 
     def expose(self, region_id: RegionId) -> RegionDescriptor:
-        del region_id
+        if len(self.exposed) >= self.max_exposures:
+            raise FabricError(f"expose: no key for region {region_id}", operation="expose")
         whole = RegionSlice(start=0, num_bytes=REGION_BYTES, base=0, keys=(self._new_name(),))
-        return RegionDescriptor(num_bytes=REGION_BYTES, nics=(0,), slices=(whole,))
+        self.exposed.append(RegionDescriptor(num_bytes=REGION_BYTES, nics=(0,), slices=(whole,)))
+        return self.exposed[-1]
 
     def fence(self, exposure: RegionDescriptor) -> None:
         self.fenced.append(exposure)
@@ -109,7 +115,9 @@ class ScriptedFabric:
 
     def arm(self, push: PagePush | SingleWrite) -> None:
         if self.arm_error is not None:
-            raise self.arm_error
+            if self.num_armable == 0:
+                raise self.arm_error
+            self.num_armable -= 1
         self.armed[push.push_id] = push
 
     def cancel(self, push_id: PushId) -> None:

@@ -3,11 +3,11 @@
 import pytest
 from tests.pure.decode_side import LAYOUT, PREFILL, DecodeSide
 
-from pdserve.errors import CapacityError, PeerLost
+from pdserve.errors import CapacityError, FabricError, PeerLost
 from pdserve.fabric.port import Fenced
 from pdserve.ids import Incarnation
 from pdserve.kv.shard import KvSharding
-from pdserve.transfer.receiver import HandoffFailed, HandoffLanded
+from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, ReceiverLimits
 
 OTHER = Incarnation(3)
 
@@ -60,6 +60,17 @@ def test_exposed_regions_are_those_of_every_rank_under_keys_of_their_own() -> No
     assert len(set(exposures)) == len(exposures) == 2 * 2 * (4 + 1)
 
 
+@pytest.mark.parametrize("num_exposable", range(6))
+def test_regions_that_can_not_all_be_exposed_are_fenced_again(num_exposable: int) -> None:
+    side = DecodeSide(num_dp_ranks=2, sharding=ranks(2))
+    num_before = len(side.fabric.exposed)
+    side.fabric.max_exposures = num_before + num_exposable
+    with pytest.raises(FabricError, match="no key for region"):
+        side.receiver.expose()
+    assert sorted(side.fabric.fenced, key=str) == sorted(side.fabric.exposed[num_before:], key=str)
+    assert len(side.fabric.fenced) == num_exposable
+
+
 # Data parallel ranks
 
 
@@ -89,6 +100,16 @@ def test_rank_without_tail_slots_leaves_room_on_the_other(side: DecodeSide) -> N
     with pytest.raises(CapacityError, match="tail slots are in use"):
         side.open(dp_rank=0)
     assert side.open(dp_rank=1).dp_rank == 1
+
+
+def test_rank_with_all_the_handoffs_it_may_have_leaves_room_on_the_other() -> None:
+    side = DecodeSide(num_dp_ranks=2, num_tail_slots=2, limits=ReceiverLimits(max_handoffs=2))
+    for dp_rank in (0, 1):
+        for _ in range(2):
+            side.open(dp_rank=dp_rank)
+        with pytest.raises(CapacityError):
+            side.open(dp_rank=dp_rank)
+    assert side.receiver.num_open == 4
 
 
 def test_outcomes_are_taken_by_the_rank_whose_handoffs_they_were(side: DecodeSide) -> None:

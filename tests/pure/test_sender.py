@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 from tests.pure.prefill_side import DECODE, LAYOUT, PREFILL, TAIL_BYTES, PrefillSide, hello_of
 
-from pdserve.errors import InternalError, RemoteProtocolError
-from pdserve.fabric.port import PagePush, SingleWrite
+from pdserve.errors import CapacityError, InternalError, RemoteProtocolError
+from pdserve.fabric.port import PagePush, PushOutcome, SingleWrite
 from pdserve.ids import HandoffId, Incarnation, TailSlot
 from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import ticks_per_pass
@@ -205,6 +205,24 @@ def test_pages_are_kept_until_the_pushes_of_all_pairs_ended() -> None:
     assert side.role.num_open == 1
     assert side.pool.num_free < side.num_pages
     side.push_ends(last)
+    assert side.is_whole()
+
+
+@pytest.mark.parametrize("num_armable", range(4))
+def test_push_that_can_not_be_armed_stops_those_of_the_other_pairs(num_armable: int) -> None:
+    """The last chunk has two pushes of pages and the tail."""
+    side = PrefillSide(sharding=TWO_RANKS)
+    grant = side.granted(num_tokens=4)
+    side.fabric.arm_error = CapacityError("too much is armed", retry_after_s=1.0)
+    side.fabric.num_armable = num_armable
+    side.run_pass()
+    assert side.fabric.cancelled == (list(side.fabric.armed) if num_armable < 3 else [])
+    assert len(side.fabric.armed) == num_armable
+    side.all_pushes_end(PushOutcome.CANCELLED)
+    if num_armable < 3:
+        side.flush_ends()
+    stopped = [message.handoff_id for _, message in side.sent if isinstance(message, HandoffStopped)]
+    assert stopped == ([grant.handoff_id] if num_armable < 3 else [])
     assert side.is_whole()
 
 

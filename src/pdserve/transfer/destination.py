@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pdserve.errors import CapacityError
+from pdserve.errors import CapacityError, FabricError
 from pdserve.fabric.port import Fabric, RegionDescriptor, RegionId
 from pdserve.ids import PageIndex, TailSlot
 from pdserve.kv.pages import PagePool
@@ -23,10 +23,17 @@ class Destination:
         self._tail_slots = SlotPool(num_slots=num_tail_slots, noun="tail slot")
 
     def expose(self, fabric: Fabric) -> RankRegions:
-        """The regions under keys for one peer."""
-        return RankRegions(
-            kv=tuple(fabric.expose(region) for region in self._kv_regions), tail=fabric.expose(self._tail_region)
-        )
+        """The regions under keys for one peer. Raises: `FabricError`; none is exposed then."""
+        exposures: list[RegionDescriptor] = []
+        try:
+            for region in (*self._kv_regions, self._tail_region):
+                exposures.append(fabric.expose(region))
+        except FabricError:
+            for exposure in exposures:
+                fabric.fence(exposure)
+            raise
+        *kv, tail = exposures
+        return RankRegions(kv=tuple(kv), tail=tail)
 
     def take(self, num_pages: int) -> tuple[list[PageIndex], TailSlot]:
         """Raises: `CapacityError` when either is short; nothing was taken then."""

@@ -44,6 +44,7 @@ class ImmediatePool:
     def __init__(self, *, num_slots: int) -> None:
         if not 0 < num_slots <= 1 << IMMEDIATE_SLOT_BITS:
             raise InternalError(f"{num_slots} immediate slots do not fit {IMMEDIATE_SLOT_BITS} bits")
+        self.num_slots = num_slots
         self._slots = SlotPool(num_slots=num_slots, noun="immediate")
         self._generations = [0] * num_slots
 

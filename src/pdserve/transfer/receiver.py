@@ -7,7 +7,7 @@ another incarnation is counted and dropped), H5 (an immediate is forgotten, then
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdserve.errors import CapacityError, HandoffError, HandoffTimeout, InternalError, PeerLost
+from pdserve.errors import CapacityError, FabricError, HandoffError, HandoffTimeout, InternalError, PeerLost
 from pdserve.fabric.port import ExpectationExpired, Fabric, Fenced, Landed, RegionDescriptor
 from pdserve.ids import HandoffId, Immediate, Incarnation, PageIndex, RequestId, TailSlot, WorkerId
 from pdserve.kv.shard import KvSharding
@@ -23,7 +23,8 @@ from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffSto
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverLimits:
     max_handoffs: int = 1024
-    """Handoffs in any state but CLOSED; bounds immediates, tail slots and the table."""
+    """Handoffs in any state but CLOSED, for each data parallel rank: bounds its tail slots, and for all ranks together
+    the immediates and the table. So no rank goes without because another holds many."""
     max_quarantined_share: float = 0.5
     """Over this share of a rank's pool in quarantine no handoff is opened: the request prefills locally (H2, H6)."""
     cancel_timeout_s: float = 10.0
@@ -103,7 +104,7 @@ class Receiver:
         self._outbox = outbox
         self._drop_peer = drop_peer
         self._limits = limits
-        self._immediates = ImmediatePool(num_slots=limits.max_handoffs)
+        self._immediates = ImmediatePool(num_slots=limits.max_handoffs * len(self._destinations))
         self._sessions: dict[Incarnation, _Session] = {}
         self._handoffs: dict[HandoffId, _Handoff] = {}
         self._by_immediate: dict[Immediate, _Handoff] = {}
@@ -114,8 +115,18 @@ class Receiver:
     # Peers
 
     def expose(self) -> tuple[RankRegions, ...]:
-        """All regions under keys for one peer; give them back with `peer_joined` or `withdraw`."""
-        return tuple(destination.expose(self._fabric) for destination in self._destinations)
+        """All regions under keys for one peer; give them back with `peer_joined` or `withdraw`.
+
+        Raises: `FabricError`; nothing is exposed then.
+        """
+        regions: list[RankRegions] = []
+        try:
+            for destination in self._destinations:
+                regions.append(destination.expose(self._fabric))
+        except FabricError:
+            self.withdraw(tuple(regions))
+            raise
+        return tuple(regions)
 
     def withdraw(self, regions: tuple[RankRegions, ...]) -> None:
         """The handshake failed: nobody may use the keys."""
@@ -292,7 +303,7 @@ class Receiver:
 
     def _take(self, request_id: RequestId, session: _Session, dp_rank: int, *, num_pages: int, now_ns: int) -> _Handoff:
         if not self._immediates.num_free:
-            raise CapacityError(f"all {self._limits.max_handoffs} immediates are in use", retry_after_s=1.0)
+            raise CapacityError(f"all {self._immediates.num_slots} immediates are in use", retry_after_s=1.0)
         page_indices, tail_slot = self._destinations[dp_rank].take(num_pages)
         handoff = _Handoff(
             handoff_id=HandoffId(self._next_handoff_id),
