@@ -33,6 +33,11 @@ def whole(region: CudaRegion) -> bytes:
     return read_bytes(region, start=0, num_bytes=region.num_bytes)
 
 
+def device_memory_bytes() -> int:
+    _, num_bytes = torch.cuda.mem_get_info(0)
+    return num_bytes
+
+
 def run_child(region: CudaRegion) -> str:
     """What a process that maps the region says."""
     finished = subprocess.run(
@@ -69,7 +74,7 @@ def test_cuda_region_mapped_twice_outlives_its_maker() -> None:
 
 
 def test_cuda_region_after_close_leaves_no_descriptor_and_no_memory() -> None:
-    num_bytes = torch.cuda.get_device_properties(0).total_memory // 3
+    num_bytes = device_memory_bytes() // 3
     for _ in range(4):
         region = CudaRegion.create(num_bytes=num_bytes, device_index=0)
         region.close()
@@ -78,8 +83,8 @@ def test_cuda_region_after_close_leaves_no_descriptor_and_no_memory() -> None:
 
 
 def test_cuda_region_larger_than_the_device_is_refused() -> None:
-    num_bytes = 2 * torch.cuda.get_device_properties(0).total_memory
-    with pytest.raises(ConfigError, match="CUDA_ERROR_OUT_OF_MEMORY: .* lower --kv-tokens"):
+    num_bytes = 2 * device_memory_bytes()
+    with pytest.raises(ConfigError, match=r"CUDA_ERROR_OUT_OF_MEMORY: .* lower --kv-tokens"):
         CudaRegion.create(num_bytes=num_bytes, device_index=0)
 
 

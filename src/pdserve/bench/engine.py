@@ -26,6 +26,7 @@ from pdserve.errors import ConfigError, InternalError
 from pdserve.ids import SequenceId
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, Chunk, NewSequence
+from pdserve.shared_region import host_buffer
 from pdserve.units import NS_PER_S, div_ceil
 
 PEER_FOLDER = Path(__file__).parents[3] / "benchmarks" / "peers_engine"
@@ -178,7 +179,7 @@ class OwnEngine:
         self._next_pass_index = 0
         self._next_sequence_id = 0
         # Pages that were never written are not memory yet, and reading them would cost nothing.
-        values = np.frombuffer(engine.kv_regions[0].buffer, dtype=np.float32)
+        values = np.frombuffer(host_buffer(engine.kv_regions[0]), dtype=np.float32)
         values[:] = np.random.default_rng(0).standard_normal(len(values), dtype=np.float32)
 
     async def mean_seconds(self, point: Point) -> float:

@@ -6,10 +6,11 @@ from typing import NoReturn
 
 import msgspec
 
+from pdserve.engine.cuda_driver import require_devices
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.engine.rank_group import RankGroup
 from pdserve.engine.rank_protocol import PassDone, RankReady, RankStart, RunPass, encode_frame
-from pdserve.engine.shape import cpus_of_rank, info_of
+from pdserve.engine.shape import cpus_of_rank, info_of, kv_region_bytes
 from pdserve.errors import InternalError
 from pdserve.schedule.batch import Batch, BatchResult
 
@@ -26,11 +27,14 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
     Cost: seconds; the model is read from disk.
     """
     info = await asyncio.to_thread(info_of, spec)
+    if spec.cuda_devices:
+        await asyncio.to_thread(require_devices, spec.cuda_devices)
     num_ranks = spec.tensor_parallel_size
+    kv_bytes = kv_region_bytes(info.sharding.rank_layout, num_pages=spec.num_pages)
     # A file without a name: nothing of it is left, however the processes end.
     rendezvous_fd = os.memfd_create("pdserve-rendezvous") if num_ranks > 1 else None
     try:
-        group = await RankGroup.spawn(spec, rendezvous_fd=rendezvous_fd)
+        group = await RankGroup.spawn(spec, kv_bytes=kv_bytes, rendezvous_fd=rendezvous_fd)
     finally:
         if rendezvous_fd is not None:
             os.close(rendezvous_fd)
@@ -60,11 +64,11 @@ class RankEngine:
 
     def __init__(self, group: RankGroup, info: EngineInfo) -> None:
         self.info = info
-        lead, *others = (rank.regions for rank in group.ranks)
-        if len(lead) != 3 or any(len(regions) != 1 for regions in others):
+        lead, *others = (rank.lead_regions for rank in group.ranks)
+        self.kv_regions = tuple(rank.kv_region for rank in group.ranks if rank.kv_region is not None)
+        if len(self.kv_regions) != len(group.ranks) or len(lead) != 2 or any(others):
             raise InternalError("a rank process sent another number of regions than it should")
-        kv_region, self.tail_region, self.counter_region = lead
-        self.kv_regions = (kv_region, *(region for regions in others for region in regions))
+        self.tail_region, self.counter_region = lead
         self._group = group
         self._is_running = False
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from pdserve.engine.shape import tail_slot_bytes
+from pdserve.engine.cuda_region import CudaRegion
+from pdserve.engine.region import Region, create_region
+from pdserve.engine.shape import SPARE_BYTES, kv_region_bytes, tail_slot_bytes
+from pdserve.errors import InternalError
 from pdserve.kv.layout import DTYPE_BYTES, KvLayout
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_SPARE_BYTES = 64
-"""Behind the last page and the last tail slot: the fabric's flush writes into a region's last 8 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +26,17 @@ class KvStorage:
     layout: KvLayout
     """Of this rank."""
     num_pages: int
-    region: SharedRegion
+    region: Region
     pages_LPHKSD: torch.Tensor
 
     @classmethod
-    def create(cls, *, layout: KvLayout, num_pages: int) -> "KvStorage":
-        region_bytes = layout.region_bytes(num_pages)
-        region = SharedRegion.create(name="pdserve-kv", num_bytes=region_bytes + _SPARE_BYTES)
-        values = torch.frombuffer(
-            region.buffer, dtype=TORCH_DTYPES[layout.dtype], count=region_bytes // DTYPE_BYTES[layout.dtype]
+    def create(cls, *, layout: KvLayout, num_pages: int, cuda_device: int | None = None) -> "KvStorage":
+        """Raises: `ConfigError` when the device has not so much memory."""
+        region = create_region(
+            name="pdserve-kv", num_bytes=kv_region_bytes(layout, num_pages=num_pages), cuda_device=cuda_device
         )
+        num_values = layout.region_bytes(num_pages) // DTYPE_BYTES[layout.dtype]
+        values = _values_of(region, TORCH_DTYPES[layout.dtype], num_values)
         return cls(
             layout=layout,
             num_pages=num_pages,
@@ -53,7 +54,10 @@ class KvStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadStorage:
-    """What rank 0 has beside its pages. Lifetime: as of `KvStorage`."""
+    """What rank 0 has beside its pages, in host memory on every device: a tail is a few KiB, and copied once a prompt.
+
+    Lifetime: as of `KvStorage`.
+    """
 
     tail_region: SharedRegion
     counter_region: SharedRegion
@@ -63,10 +67,42 @@ class LeadStorage:
     def create(cls, *, num_tail_slots: int, hidden_dim: int, dtype: str) -> "LeadStorage":
         slot_bytes = tail_slot_bytes(hidden_dim=hidden_dim, dtype=dtype)
         row_values = slot_bytes // DTYPE_BYTES[dtype]
-        tail_region = SharedRegion.create(name="pdserve-tail", num_bytes=num_tail_slots * slot_bytes + _SPARE_BYTES)
-        tails = torch.frombuffer(tail_region.buffer, dtype=TORCH_DTYPES[dtype], count=num_tail_slots * row_values)
+        tail_region = SharedRegion.create(name="pdserve-tail", num_bytes=num_tail_slots * slot_bytes + SPARE_BYTES)
+        tails = _values_of(tail_region, TORCH_DTYPES[dtype], num_tail_slots * row_values)
         return cls(
             tail_region=tail_region,
             counter_region=SharedRegion.create(name="pdserve-counter", num_bytes=REGION_BYTES),
             tails_IE=tails.view(num_tail_slots, row_values)[:, :hidden_dim],
         )
+
+
+def _values_of(region: Region, dtype: torch.dtype, num_values: int) -> torch.Tensor:
+    """The first values in the region, not copied."""
+    match region:
+        case SharedRegion():
+            return torch.frombuffer(region.buffer, dtype=dtype, count=num_values)
+        case CudaRegion():
+            return _device_bytes(region)[: num_values * dtype.itemsize].view(dtype)
+
+
+def _device_bytes(region: CudaRegion) -> torch.Tensor:
+    values = torch.as_tensor(_CudaArray(region), device=torch.device("cuda", region.device_index))
+    if values.data_ptr() != region.address:
+        raise InternalError("torch copied a region in device memory, where it should have made a view of it")
+    return values
+
+
+class _CudaArray:
+    """Device memory as torch takes it in without a copy. Bytes, because the interface has no name for bfloat16.
+
+    Source: CUDA Array Interface, version 3 (Numba's documentation).
+    """
+
+    def __init__(self, region: CudaRegion) -> None:
+        is_read_only = False
+        self.__cuda_array_interface__ = {
+            "shape": (region.num_bytes,),
+            "typestr": "|u1",
+            "data": (region.address, is_read_only),
+            "version": 3,
+        }

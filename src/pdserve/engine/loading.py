@@ -13,13 +13,15 @@ from pdserve.engine.executor import Executor
 from pdserve.engine.kv_storage import TORCH_DTYPES, KvStorage, LeadStorage
 from pdserve.engine.port import EngineSpec
 from pdserve.engine.rank_protocol import RankStart
+from pdserve.engine.region import Region
 from pdserve.engine.runner import Lead, Runner
+from pdserve.engine.shape import cuda_device_of
 from pdserve.engine.torch_executor import TorchExecutor
+from pdserve.errors import ConfigError
 from pdserve.kv.layout import KvLayout
 from pdserve.model.config import ModelConfig
 from pdserve.model.decoder import Decoder
 from pdserve.model.weights import load_decoder
-from pdserve.shared_region import SharedRegion
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRank:
     runner: Runner
-    regions: tuple[SharedRegion, ...]
+    regions: tuple[Region, ...]
     """KV; on rank 0 also tail and counter."""
 
 
@@ -36,28 +38,30 @@ def load_rank(config: ModelConfig, layout: KvLayout, start: RankStart) -> Loaded
     started = time.monotonic()
     spec = start.spec
     torch.set_num_threads(spec.num_threads)
+    cuda_device = cuda_device_of(spec, rank=start.rank)
+    device = _device(cuda_device)
     communicator = join_ranks(
         rank=start.rank,
         num_ranks=spec.tensor_parallel_size,
         rendezvous_fd=start.rendezvous_fd,
-        backend="gloo",
+        backend="gloo" if cuda_device is None else "nccl",
     )
     decoder = load_decoder(
         Path(spec.model_dir),
         config,
         dtype=TORCH_DTYPES[spec.dtype],
-        device=torch.device("cpu"),
+        device=device,
         communicator=communicator,
     )
-    storage = KvStorage.create(layout=layout, num_pages=spec.num_pages)
+    storage = KvStorage.create(layout=layout, num_pages=spec.num_pages, cuda_device=cuda_device)
     executor = _executor_for(decoder, storage, spec)
-    regions = (storage.region,)
+    regions: tuple[Region, ...] = (storage.region,)
     lead = None
     if start.rank == 0:
         lead_storage = LeadStorage.create(
             num_tail_slots=spec.num_tail_slots, hidden_dim=config.hidden_dim, dtype=spec.dtype
         )
-        lead = Lead(lead_storage, vocab_size=config.vocab_size)
+        lead = Lead(lead_storage, vocab_size=config.vocab_size, device=device)
         regions += (lead_storage.tail_region, lead_storage.counter_region)
     _log.info(
         "model_loaded dir=%s rank=%d executor=%s seconds=%.1f",
@@ -70,6 +74,16 @@ def load_rank(config: ModelConfig, layout: KvLayout, start: RankStart) -> Loaded
         runner=Runner(config=config, storage=storage, executor=executor, lead=lead),
         regions=regions,
     )
+
+
+def _device(cuda_device: int | None) -> torch.device:
+    """Where the rank computes. Raises: `ConfigError` when this torch knows no CUDA."""
+    if cuda_device is None:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"torch {torch.__version__} can't use CUDA here: install a build for this driver's CUDA")
+    torch.cuda.set_device(cuda_device)
+    return torch.device("cuda", cuda_device)
 
 
 def _executor_for(decoder: Decoder, storage: KvStorage, spec: EngineSpec) -> Executor:

@@ -6,7 +6,7 @@ import msgspec
 
 from pdserve.kv.shard import KvSharding
 from pdserve.schedule.batch import Batch, BatchResult
-from pdserve.shared_region import SharedRegion
+from pdserve.shared_region import MemoryRegion, SharedRegion
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +20,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of each rank."""
     cpus: tuple[int, ...] = ()
     """Cores that the ranks share out among them; empty: not pinned."""
+    cuda_devices: tuple[int, ...] = ()
+    """By rank, as CUDA numbers them in this process; empty: the ranks compute on cores."""
     dtype: str = "float32"
     tensor_parallel_size: int = 1
 
@@ -43,12 +45,15 @@ class Engine(Protocol):
     """Lifetime: regions live until `close`."""
 
     info: EngineInfo
-    kv_regions: tuple[SharedRegion, ...]
-    """By rank; `info.sharding.rank_layout.region_bytes(info.num_pages)` bytes each, and 64 spare bytes."""
     tail_region: SharedRegion
     """Of rank 0: `num_tail_slots * tail_slot_bytes` bytes, and 64 spare bytes."""
     counter_region: SharedRegion
     """Of rank 0: when it has ticked layer L, the KV of layer L is in the regions of all ranks."""
+
+    @property
+    def kv_regions(self) -> tuple[MemoryRegion, ...]:
+        """By rank; `info.sharding.rank_layout.region_bytes(info.num_pages)` bytes each, and 64 spare bytes."""
+        ...
 
     async def run(self, batch: Batch) -> BatchResult:
         """One pass on all ranks. Requires: no other pass is running.

@@ -6,10 +6,13 @@ first that ended otherwise than by the loss of another.
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from pdserve.engine.port import EngineSpec
 from pdserve.engine.rank_process import RankEnd, RankProcess
 from pdserve.engine.rank_protocol import RankReply, StartRefused
+from pdserve.engine.region import map_region
+from pdserve.engine.shape import cuda_device_of
 from pdserve.errors import ConfigError, InternalError, PdserveError
 
 _CAUSE_TIMEOUT_S = 2.0
@@ -25,12 +28,18 @@ class RankGroup:
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, *, rendezvous_fd: int | None) -> "RankGroup":
+    async def spawn(cls, spec: EngineSpec, *, kv_bytes: int, rendezvous_fd: int | None) -> "RankGroup":
+        """`kv_bytes` are those of the KV region of each rank."""
         inherited_fds = () if rendezvous_fd is None else (rendezvous_fd,)
         ranks: list[RankProcess] = []
         try:
             for rank in range(spec.tensor_parallel_size):
-                ranks.append(await RankProcess.spawn(rank, num_threads=spec.num_threads, inherited_fds=inherited_fds))
+                map_kv = partial(map_region, num_bytes=kv_bytes, cuda_device=cuda_device_of(spec, rank=rank))
+                ranks.append(
+                    await RankProcess.spawn(
+                        rank, num_threads=spec.num_threads, inherited_fds=inherited_fds, map_kv=map_kv
+                    )
+                )
         except BaseException:
             await asyncio.gather(*(rank.close() for rank in ranks))
             raise

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +20,8 @@ from pdserve.engine.rank_protocol import (
     frame_length,
     reply_decoder,
 )
-from pdserve.errors import InternalError
+from pdserve.engine.region import Region
+from pdserve.errors import ConfigError, InternalError
 from pdserve.shared_region import SharedRegion
 
 _EXIT_TIMEOUT_S = 5.0
@@ -52,12 +54,23 @@ class RankEnd:
 
 
 class RankProcess:
-    """Lifetime: `regions` are mapped until `close`, which ends the process."""
+    """Lifetime: regions are mapped until `close`, which ends the process."""
 
-    def __init__(self, rank: int, connection: socket.socket, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self,
+        rank: int,
+        connection: socket.socket,
+        process: asyncio.subprocess.Process,
+        *,
+        map_kv: Callable[[int], Region],
+    ) -> None:
+        """`map_kv` maps the KV region of this descriptor."""
         self.rank = rank
         self.pid = process.pid
-        self.regions: tuple[SharedRegion, ...] = ()
+        self.kv_region: Region | None = None
+        """None until the rank is ready."""
+        self.lead_regions: tuple[SharedRegion, ...] = ()
+        self._map_kv = map_kv
         self._socket = connection
         self._process = process
         # A rank answers what it is asked, so more than one reply is never underway.
@@ -65,7 +78,9 @@ class RankProcess:
         self.end = asyncio.create_task(self._listen())
 
     @classmethod
-    async def spawn(cls, rank: int, *, num_threads: int, inherited_fds: tuple[int, ...]) -> "RankProcess":
+    async def spawn(
+        cls, rank: int, *, num_threads: int, inherited_fds: tuple[int, ...], map_kv: Callable[[int], Region]
+    ) -> "RankProcess":
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs, contextlib.ExitStack() as undo:
@@ -81,7 +96,7 @@ class RankProcess:
                 env=child_environment(OMP_NUM_THREADS=str(num_threads), GLOO_SOCKET_IFNAME="lo"),
             )
             undo.pop_all()
-        return cls(rank, ours, process)
+        return cls(rank, ours, process, map_kv=map_kv)
 
     async def ask(self, frame: bytes) -> RankReply:
         """The answer to one request. Never returns once the rank has ended: wait for `end` too."""
@@ -107,8 +122,9 @@ class RankProcess:
             await self._process.wait()
         await self.end
         self._socket.close()
-        for region in self.regions:
-            region.close()
+        for region in (self.kv_region, *self.lead_regions):
+            if region is not None:
+                region.close()
 
     async def _listen(self) -> RankEnd:
         """Takes replies in until the rank ends."""
@@ -121,6 +137,9 @@ class RankProcess:
             last_words = reply
         except (EOFError, ConnectionResetError):
             pass
+        except ConfigError as error:
+            last_words = StartRefused(message=error.message)
+            self.kill()
         except (InternalError, msgspec.DecodeError, asyncio.QueueFull) as error:
             last_words = RankFailed(message=f"it broke the protocol: {error!r}", lost_peer=False)
             self.kill()
@@ -134,7 +153,9 @@ class RankProcess:
         """Maps the regions that come with the first reply; returns the bytes that came with them."""
         await self._readable()
         received, fds, _, _ = socket.recv_fds(self._socket, LENGTH_BYTES, MAX_REGIONS)
-        self.regions = tuple(SharedRegion.from_fd(fd) for fd in fds)
+        if fds:
+            self.lead_regions = tuple(SharedRegion.from_fd(fd) for fd in fds[1:])
+            self.kv_region = self._map_kv(fds[0])
         return received
 
     async def _readable(self) -> None:

@@ -23,12 +23,20 @@ from pdserve.schedule.batch import Batch, BatchResult, Chunk
 class Lead:
     """What rank 0 does beside computing: it ticks, writes tails and samples."""
 
-    def __init__(self, storage: LeadStorage, *, vocab_size: int) -> None:
+    def __init__(self, storage: LeadStorage, *, vocab_size: int, device: torch.device) -> None:
+        self._device = device
         self._ticker = CounterTicker(np.frombuffer(storage.counter_region.buffer, dtype=np.uint8))
         self._tails_IE = storage.tails_IE
         self.sampler = Sampler(vocab_size=vocab_size)
 
     def tick(self) -> None:
+        """Once what has been launched on the device is done, the gathers from the other ranks included.
+
+        Cost: on CUDA the device has nothing to do from then until the next layer is launched. A captured graph can't
+        wait so: it will have to write the counter itself.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         self._ticker.tick()
 
     def write_tail(self, tail_slot: int, normed_E: torch.Tensor) -> None:

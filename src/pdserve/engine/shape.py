@@ -5,12 +5,14 @@ from pathlib import Path
 
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.errors import ConfigError
-from pdserve.kv.layout import DTYPE_BYTES
+from pdserve.kv.layout import DTYPE_BYTES, KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.model.checkpoint import fingerprint
 from pdserve.model.config import ModelConfig, read_config
 from pdserve.units import div_ceil
 
+SPARE_BYTES = 64
+"""Behind the last page and the last tail slot: the fabric's flush writes into a region's last 8 bytes."""
 _TAIL_ALIGNMENT = 64
 
 
@@ -30,11 +32,21 @@ def tail_slot_bytes(*, hidden_dim: int, dtype: str) -> int:
     return div_ceil(hidden_dim * DTYPE_BYTES[dtype], _TAIL_ALIGNMENT) * _TAIL_ALIGNMENT
 
 
+def kv_region_bytes(layout: KvLayout, *, num_pages: int) -> int:
+    return layout.region_bytes(num_pages) + SPARE_BYTES
+
+
+def cuda_device_of(spec: EngineSpec, *, rank: int) -> int | None:
+    return spec.cuda_devices[rank] if spec.cuda_devices else None
+
+
 def info_of(spec: EngineSpec) -> EngineInfo:
     """All that an engine says of itself, but for the processes, which are not there yet.
 
     Raises: `ConfigError` when the spec can't be done. Cost: reads a sample of the weights.
     """
+    if spec.cuda_devices and len(spec.cuda_devices) != spec.tensor_parallel_size:
+        raise ConfigError(f"{spec.tensor_parallel_size} ranks can't be spread over CUDA devices {spec.cuda_devices}")
     model_dir = Path(spec.model_dir)
     config = read_config(model_dir)
     return EngineInfo(

@@ -26,12 +26,15 @@ class TorchExecutor:
         fits = fit_kernels(decoder)
         self._decoder = with_kernels(decoder, num_threads=torch.get_num_threads()) if fits else decoder
         self._storage = storage
+        self._device = storage.pages_LPHKSD.device
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], on_layer: OnLayer) -> torch.Tensor:
         token_ids_T = torch.tensor([token_id for chunk in chunks for token_id in chunk.token_ids])
         positions_T = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
-        return self._decoder(token_ids_T, positions_T, _PagedCache(chunks, self._storage), on_layer)
+        return self._decoder(
+            token_ids_T.to(self._device), positions_T.to(self._device), _PagedCache(chunks, self._storage), on_layer
+        )
 
     @torch.inference_mode()
     def final_norm(self, x_RE: torch.Tensor) -> torch.Tensor:
@@ -39,7 +42,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def logits(self, normed_RE: torch.Tensor) -> torch.Tensor:
-        return self._decoder.logits(normed_RE).float()
+        return self._decoder.logits(normed_RE).float().cpu()
 
 
 class _PagedCache:
@@ -50,8 +53,10 @@ class _PagedCache:
         self._pages_LPHKSD = storage.pages_LPHKSD
         page_slots = storage.layout.page_slots
         positions = [(chunk, position) for chunk in chunks for position in range(chunk.start, chunk.stop)]
-        self._page_T = torch.tensor([chunk.page_indices[position // page_slots] for chunk, position in positions])
-        self._slot_T = torch.tensor([position % page_slots for _, position in positions])
+        page_T = torch.tensor([chunk.page_indices[position // page_slots] for chunk, position in positions])
+        slot_T = torch.tensor([position % page_slots for _, position in positions])
+        device = storage.pages_LPHKSD.device
+        self._page_T, self._slot_T = page_T.to(device), slot_T.to(device)
 
     def attend(self, layer_index: int, q_TND: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor) -> torch.Tensor:
         pages_PHKSD = self._pages_LPHKSD[layer_index]

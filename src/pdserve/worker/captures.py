@@ -6,6 +6,7 @@ from pdserve.decode.request import Request
 from pdserve.engine.port import Engine
 from pdserve.ids import PageIndex, RequestId
 from pdserve.kv.snapshot import KvSnapshot
+from pdserve.shared_region import host_buffer
 
 MAX_CAPTURES = 16
 
@@ -20,7 +21,7 @@ class Captures:
         """Copy the KV of the prompt without its last token, for a handed over prompt, or whole, for a local one."""
         is_local = request.local_reason is not None
         self._captures[request.request_id] = KvSnapshot.take(
-            [region.buffer for region in engine.kv_regions],
+            [host_buffer(region) for region in engine.kv_regions],
             engine.info.sharding,
             num_pages=engine.info.num_pages,
             page_indices=page_indices,
