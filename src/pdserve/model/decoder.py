@@ -68,7 +68,9 @@ class Decoder(nn.Module):
         self.config = config
         self.communicator: Communicator = SingleRank() if communicator is None else communicator
         cuts = self.cuts = Cuts.of(config, self.communicator)
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim)
+        # Given a weight, it does not draw one, which on the meta device would load torch's compiler: 1.5 s of CPU time.
+        weight_VE = torch.empty(config.vocab_size, config.hidden_dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim, _weight=weight_VE)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer_index, cuts, self.communicator) for layer_index in range(config.num_layers)
         )
