@@ -110,18 +110,21 @@ class Worker:
         self._ground = ground
         self._batches: list[Batch | None] = [None] * num_dp_ranks
         """The running pass of each data parallel rank."""
+        self.identity = self._identity(sharding)
+        self.core = WorkerCore(self._surroundings())
+        if self.core.receiver is not None:
+            shrink_immediates(self.core.receiver)
+
+    def _identity(self, sharding: KvSharding) -> Identity:
         info = self.engines[0].info
-        self.identity = Identity(
-            worker_id=WorkerId(f"{role.value}-{incarnation}"),
-            incarnation=incarnation,
+        return Identity(
+            worker_id=WorkerId(f"{self.role.value}-{self.incarnation}"),
+            incarnation=self.incarnation,
             model_fingerprint=info.model_fingerprint,
             sharding=sharding,
             num_pages=info.num_pages,
             tail_slot_bytes=info.tail_slot_bytes,
         )
-        self.core = WorkerCore(self._surroundings())
-        if self.core.receiver is not None:
-            shrink_immediates(self.core.receiver)
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(

@@ -1,6 +1,7 @@
 """The core of one worker on a scripted fabric: no engine computes, the test says what lands and what is sampled."""
 
 from dataclasses import dataclass, field
+from itertools import count
 
 from tests.pure.decode_side import DECODE, LAYOUT, PREFILL
 from tests.pure.scripted_fabric import ScriptedFabric
@@ -17,10 +18,11 @@ from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import BatchResult
 from pdserve.transfer.identity import Identity
 from pdserve.wire.cluster import Generate, PrefillTarget
-from pdserve.wire.peer import Grant, Message, RankRegions
+from pdserve.wire.peer import Grant, Message
 from pdserve.worker.core import WorkerCore
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
+TAIL_BYTES = 64
 TARGET = PrefillTarget(worker_id=WorkerId("prefill"), incarnation=PREFILL, url="http://prefill")
 
 
@@ -35,56 +37,57 @@ class WorkerSide:
     sent: list[Message] = field(default_factory=list[Message])
     prefilled: list[tuple[int, RequestId]] = field(default_factory=list[tuple[int, RequestId]])
     """The prompts that were whole, and on which data parallel rank."""
-    regions: tuple[RankRegions, ...] = ()
-    """What the connected prefill worker was given keys for."""
     core: WorkerCore = field(init=False)
 
     def __post_init__(self) -> None:
-        engine = EngineInfo(
-            sharding=self.sharding,
-            num_pages=self.num_pages,
-            num_tail_slots=4,
-            tail_slot_bytes=64,
-            max_model_len=60,
-            model_fingerprint="toy",
-            pids=(),
-        )
-        self.core = WorkerCore(
-            Surroundings(
-                settings=WorkerSettings(
-                    name="worker",
-                    role=self.role,
-                    join_url="",
-                    model_dir="",
-                    model_name="toy",
-                    max_running=4,
-                    chunk_tokens=64,
-                ),
-                identity=Identity(
-                    worker_id=WorkerId("worker"),
-                    incarnation=DECODE,
-                    model_fingerprint="toy",
-                    sharding=self.sharding,
-                    num_pages=self.num_pages,
-                    tail_slot_bytes=engine.tail_slot_bytes,
-                ),
-                engine=engine,
-                regions=tuple(
-                    EngineRegions(kv=(RegionId(3 * dp_rank), RegionId(3 * dp_rank + 1)), tail=RegionId(3 * dp_rank + 2))
-                    for dp_rank in range(self.num_dp_ranks)
-                ),
-                tokenizer=letter_tokenizer(),
-                fabric=self.fabric,
-                outbox=self,
-                drop_peer=self._drop,
-                on_prefilled=self._prefilled,
-            )
-        )
+        self.core = WorkerCore(self._surroundings())
         if self.core.receiver is not None:
-            self.regions = self.core.receiver.expose()
             self.core.receiver.peer_joined(
-                worker_id=TARGET.worker_id, incarnation=PREFILL, sharding=self.sharding, regions=self.regions
+                worker_id=TARGET.worker_id,
+                incarnation=PREFILL,
+                sharding=self.sharding,
+                regions=self.core.receiver.expose(),
             )
+
+    def _surroundings(self) -> Surroundings:
+        region_ids = map(RegionId, count())
+        return Surroundings(
+            settings=WorkerSettings(
+                name="worker",
+                role=self.role,
+                join_url="",
+                model_dir="",
+                model_name="toy",
+                max_running=4,
+                chunk_tokens=64,
+            ),
+            identity=Identity(
+                worker_id=WorkerId("worker"),
+                incarnation=DECODE,
+                model_fingerprint="toy",
+                sharding=self.sharding,
+                num_pages=self.num_pages,
+                tail_slot_bytes=TAIL_BYTES,
+            ),
+            engine=EngineInfo(
+                sharding=self.sharding,
+                num_pages=self.num_pages,
+                num_tail_slots=4,
+                tail_slot_bytes=TAIL_BYTES,
+                max_model_len=60,
+                model_fingerprint="toy",
+                pids=(),
+            ),
+            regions=tuple(
+                EngineRegions(kv=tuple(next(region_ids) for _ in range(self.sharding.num_ranks)), tail=next(region_ids))
+                for _ in range(self.num_dp_ranks)
+            ),
+            tokenizer=letter_tokenizer(),
+            fabric=self.fabric,
+            outbox=self,
+            drop_peer=self._drop,
+            on_prefilled=self._prefilled,
+        )
 
     def send(self, peer: Incarnation, message: Message) -> None:
         assert peer == PREFILL
