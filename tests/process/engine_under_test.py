@@ -16,6 +16,7 @@ from pdserve.engine.port import EngineSpec
 from pdserve.ids import SequenceId
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, Chunk, NewSequence
+from pdserve.shared_region import host_buffer
 
 DEADLINE_S = 60.0
 NUM_PAGES = 32
@@ -126,7 +127,7 @@ def ticks(engine: RankEngine) -> int:
 def kv_of_rank(engine: RankEngine, rank: int) -> NDArray[np.uint8]:
     """A copy of the KV of one rank: bytes [layer][page][head][...]."""
     layout, num_pages = engine.info.sharding.rank_layout, engine.info.num_pages
-    kv = np.frombuffer(engine.kv_regions[rank].buffer[: layout.region_bytes(num_pages)], np.uint8)
+    kv = np.frombuffer(host_buffer(engine.kv_regions[rank])[: layout.region_bytes(num_pages)], np.uint8)
     return kv.reshape(layout.num_layers, num_pages, layout.num_kv_heads, layout.head_bytes)
 
 

@@ -24,6 +24,7 @@ from pdserve.engine.client import start_engine
 from pdserve.errors import ConfigError, InternalError
 from pdserve.ids import SequenceId
 from pdserve.schedule.batch import Batch
+from pdserve.shared_region import host_buffer
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ async def test_decode_from_copied_kv_gives_the_tokens_of_a_local_prefill(checkpo
     sampled: list[tuple[tuple[SequenceId, int], ...]] = []
     async with running(checkpoint) as prefill, running(checkpoint) as decode:
         await prefill.run(Batch(pass_index=0, chunks=(chunk_of(prompt, 0, 32, pages=(0, 1), tail_slot=0),)))
-        decode.kv_regions[0].buffer[:] = prefill.kv_regions[0].buffer[:]
+        host_buffer(decode.kv_regions[0])[:] = host_buffer(prefill.kv_regions[0])[:]
         for pass_index, (start, pages) in enumerate([(32, (0, 1, 2)), (0, (10, 11, 12))]):
             chunk = chunk_of(prompt, start, 33, pages=pages, sequence_id=pass_index, samples=True)
             news = (new_sequence(pass_index, prompt, temperature=1.5),)

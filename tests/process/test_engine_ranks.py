@@ -32,6 +32,7 @@ from pdserve.errors import ConfigError
 from pdserve.layer_counter import ticks_per_pass
 from pdserve.model.source import ModelSource
 from pdserve.schedule.batch import Batch, BatchResult
+from pdserve.shared_region import host_buffer
 
 NUM_RANKS = 3
 NUM_LAYERS = 8
@@ -140,7 +141,7 @@ async def settled_ticks(engine: RankEngine) -> int:
 async def start_pass(engine: RankEngine) -> tuple[asyncio.Task[BatchResult], int]:
     """A long pass over pages that hold nothing, and the number of ticks before it."""
     for region in engine.kv_regions:
-        region.buffer[:] = bytes(region.num_bytes)
+        host_buffer(region)[:] = bytes(region.num_bytes)
     first_tick = ticks(engine)
     return asyncio.create_task(engine.run(long_batch(first_tick // ticks_per_pass(NUM_LAYERS)))), first_tick
 

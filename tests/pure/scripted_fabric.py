@@ -24,7 +24,7 @@ from pdserve.fabric.port import (
     SingleWrite,
 )
 from pdserve.ids import Immediate
-from pdserve.shared_region import SharedRegion
+from pdserve.shared_region import MemoryRegion, SharedRegion
 
 REGION_BYTES = 1 << 20
 
@@ -85,7 +85,7 @@ class ScriptedFabric:
     def watch(self, counter: SharedRegion) -> None:
         del counter
 
-    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+    def register(self, region: MemoryRegion, *, group_index: int = 0) -> RegionId:
         del region, group_index
         return RegionId(self._new_name())
 

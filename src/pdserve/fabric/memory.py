@@ -30,7 +30,7 @@ from pdserve.fabric.port import (
     SingleWrite,
 )
 from pdserve.ids import Immediate
-from pdserve.shared_region import SharedRegion
+from pdserve.shared_region import MemoryRegion, SharedRegion
 
 __all__ = ["MemoryFabric", "MemoryFaults", "MemoryNetwork"]
 
@@ -97,7 +97,9 @@ class MemoryFabric:
             raise FabricError("watch: this fabric watches a layer counter already", operation="watch")
         self.sender.counter = counter
 
-    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+    def register(self, region: MemoryRegion, *, group_index: int = 0) -> RegionId:
+        if not isinstance(region, SharedRegion):
+            raise FabricError(f"register: {region.kind.value} memory is out of reach", operation="register")
         if group_index not in range(len(self._groups)):
             raise FabricError(f"register: no domain group {group_index}", operation="register")
         region_id = RegionId(self._take_id())

@@ -28,7 +28,7 @@ from pdserve.fabric.port import (
     SingleWrite,
 )
 from pdserve.ids import Immediate
-from pdserve.shared_region import SharedRegion
+from pdserve.shared_region import MemoryRegion, RegionKind, SharedRegion
 
 if TYPE_CHECKING:
     from pdserve import _fabric
@@ -65,7 +65,7 @@ class NativeFabric:
             max_slice_bytes=max_slice_bytes or self._module.MAX_SLICE_BYTES,
         )
         # Registered memory must stay mapped as long as the engine may read it.
-        self._regions: list[SharedRegion] = []
+        self._regions: list[MemoryRegion] = []
         major, minor = self._module.libfabric_version()
         num_nics = sum(len(group.bind_hosts) for group in groups)
         logger.info(
@@ -84,7 +84,9 @@ class NativeFabric:
         self._engine.watch(counter.address, counter.num_bytes)
         self._regions.append(counter)
 
-    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+    def register(self, region: MemoryRegion, *, group_index: int = 0) -> RegionId:
+        if region.kind is not RegionKind.HOST:
+            raise FabricError(f"register: {region.kind.value} memory can't be registered yet", operation="register")
         region_id = self._engine.register(region.address, region.num_bytes, group_index=group_index)
         self._regions.append(region)
         return RegionId(region_id)

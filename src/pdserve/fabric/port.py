@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.ids import Immediate
-from pdserve.shared_region import SharedRegion
+from pdserve.shared_region import MemoryRegion, SharedRegion
 
 FabricPeerId = NewType("FabricPeerId", int)
 RegionId = NewType("RegionId", int)
@@ -213,10 +213,10 @@ class Fabric(Protocol):
         """Follow the layer counter in `counter` (see `pdserve.layer_counter`) in all groups; at most one a fabric."""
         ...
 
-    def register(self, region: SharedRegion, *, group_index: int = 0) -> RegionId:
+    def register(self, region: MemoryRegion, *, group_index: int = 0) -> RegionId:
         """Make a region readable as a source, with the NICs of one group.
 
-        Lifetime: the region outlives the fabric. Raises: `FabricError`.
+        Lifetime: the region outlives the fabric. Raises: `FabricError`, also for a kind of memory that it can't reach.
         """
         ...
 
