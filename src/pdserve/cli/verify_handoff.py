@@ -5,7 +5,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -19,6 +19,7 @@ from pdserve.bench.handoff_check import (
     compare,
     prompt_lengths,
 )
+from pdserve.cli.parallel import add_parallel_flags
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
@@ -27,6 +28,9 @@ from pdserve.config.deployment import DeploymentRequest, place_workers
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 from pdserve.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from pdserve.model.source import ModelSource
+
 NUM_LONG_TOKENS = 700
 
 
@@ -34,26 +38,27 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "verify-handoff", help="compare handed over KV and tokens with local ones", allow_abbrev=False
     )
-    parser.add_argument("--model", help="model directory or hub id; default: the default model")
+    parser.add_argument(
+        "--model",
+        help="directory or hub id, or tiny-deepseek or tiny-qwen3-moe, made on the fly; default: the default model",
+    )
+    add_parallel_flags(parser)
     add_engine_flags(parser)
     parser.set_defaults(capture_kv=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pdserve.model.source import resolve_model
-
-    source = resolve_model(arguments.model)
+    source = _resolve(arguments.model)
     text_ids = Tokenizer.load(source.dir).encode(NATURAL_TEXT.read_text())
+    is_sharded = max(arguments.prefill_tp, arguments.decode_tp, arguments.decode_dp) > 1
     lengths = prompt_lengths(
         page_slots=arguments.page_slots,
-        chunk_tokens=arguments.chunk_tokens,
         num_long=min(NUM_LONG_TOKENS, len(text_ids)),
+        # How chunks are cut and how heads are cut have nothing to do with each other.
+        chunk_tokens=None if is_sharded else arguments.chunk_tokens,
     )
     prompts = [tuple(text_ids[:length]) for length in lengths]
-    settings = [
-        _settings(arguments, source.dir, source.name, num_prefill=1, num_decode=1, num_colocated=0),
-        _settings(arguments, source.dir, source.name, num_prefill=0, num_decode=0, num_colocated=1),
-    ]
+    settings = [_apart(arguments, source), _colocated(arguments, source)]
     handed_over, local = asyncio.run(_probe(settings, prompts))
     references = _transformers_tokens(source.dir, prompts)
     comparisons = [
@@ -63,28 +68,46 @@ def run(arguments: argparse.Namespace) -> int:
     return _report(comparisons)
 
 
-def _settings(
-    arguments: argparse.Namespace,
-    model_dir: Path,
-    model_name: str,
-    *,
-    num_prefill: int,
-    num_decode: int,
-    num_colocated: int,
-) -> DeploymentSettings:
-    places = place_workers(
-        DeploymentRequest(
-            num_prefill=num_prefill,
-            num_decode=num_decode,
-            num_colocated=num_colocated,
-            available_cpus=tuple(sorted(os.sched_getaffinity(0))[:2]),
-        )
+def _resolve(model: str | None) -> "ModelSource":
+    from pdserve.bench.tiny_models import TINY_NAMES, prepare_tiny
+    from pdserve.model.source import ModelSource, resolve_model
+
+    if model in TINY_NAMES:
+        return ModelSource(dir=prepare_tiny(model), name=model)
+    return resolve_model(model)
+
+
+def _apart(arguments: argparse.Namespace, source: "ModelSource") -> DeploymentSettings:
+    request = DeploymentRequest(
+        num_prefill=1,
+        num_decode=1,
+        num_colocated=0,
+        available_cpus=_two_cpus(),
+        prefill_tp=arguments.prefill_tp,
+        decode_tp=arguments.decode_tp,
+        decode_dp=arguments.decode_dp,
     )
+    return _settings(arguments, source, request)
+
+
+def _colocated(arguments: argparse.Namespace, source: "ModelSource") -> DeploymentSettings:
+    """The reference, with as many ranks as the prefill worker."""
+    request = DeploymentRequest(
+        num_prefill=0, num_decode=0, num_colocated=1, available_cpus=_two_cpus(), decode_tp=arguments.prefill_tp
+    )
+    return _settings(arguments, source, request)
+
+
+def _two_cpus() -> tuple[int, ...]:
+    return tuple(sorted(os.sched_getaffinity(0))[:2])
+
+
+def _settings(arguments: argparse.Namespace, source: "ModelSource", request: DeploymentRequest) -> DeploymentSettings:
     # One thread everywhere: on torch's kernels, how a product is split over threads decides its last bit.
     return DeploymentSettings(
-        model_dir=str(model_dir),
-        model_name=model_name,
-        places=places,
+        model_dir=str(source.dir),
+        model_name=source.name,
+        places=place_workers(request),
         worker_arguments=(*engine_flags(arguments), "--threads", "1"),
     )
 

@@ -41,7 +41,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--fabric-hosts",
         type=parse_hosts,
         metavar="LIST",
-        help="addresses of the interfaces for RDMA writes, such as 10.0.1.7,10.0.2.7; default: --host",
+        help="addresses of the interfaces for RDMA writes, such as 10.0.1.7,10.0.2.7, or auto for those that "
+        "`pdserve topology` chooses; default: --host",
     )
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
     parser.add_argument("--threads", type=int, help="of each rank; default: its share of --cpus, else 1")
@@ -102,7 +103,7 @@ def require_engine(arguments: argparse.Namespace, *, fabric_hosts: tuple[str, ..
             "or no prompt gets into a full pass"
         )
     try:
-        NativeFabric(arguments.provider, [DomainGroup(bind_hosts=fabric_hosts)]).close()
+        NativeFabric(arguments.provider, [DomainGroup(bind_hosts=fabric_hosts or ("127.0.0.1",))]).close()
     except FabricError as error:
         raise ConfigError(f"--provider {arguments.provider} can't be used: {error.message}") from error
 
@@ -136,7 +137,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
-    fabric_hosts = arguments.fabric_hosts or (arguments.host,)
+    fabric_hosts = (arguments.host,) if arguments.fabric_hosts is None else arguments.fabric_hosts
+    if not fabric_hosts and arguments.provider == "shm":
+        raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
     require_engine(arguments, fabric_hosts=fabric_hosts)
     require_parallel(arguments)
     if not arguments.join.startswith(("http://", "https://")):
@@ -204,7 +207,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """`10.0.1.7,10.0.2.7` as addresses. Raises: `argparse.ArgumentTypeError`."""
+    """`10.0.1.7,10.0.2.7` as addresses, `auto` as none. Raises: `argparse.ArgumentTypeError`."""
+    if text == "auto":
+        return ()
     hosts = tuple(host.strip() for host in text.split(","))
     if not all(hosts) or len(set(hosts)) != len(hosts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of different addresses such as 10.0.1.7,10.0.2.7")

@@ -43,7 +43,8 @@ class WorkerSettings:
     """0: any free one."""
     provider: str = "tcp"
     fabric_hosts: tuple[str, ...] = ("127.0.0.1",)
-    """The addresses of the interfaces that the fabric uses, one a NIC; pushes are striped over them."""
+    """The addresses of the interfaces that the fabric uses, one a NIC; pushes are striped over them. Empty: those near
+    each rank, as `pdserve topology` shows them."""
     cpus: tuple[int, ...] = ()
     """Cores to run on; empty: not pinned."""
     num_threads: int = 1

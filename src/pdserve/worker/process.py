@@ -5,6 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ from pdserve.engine.client import start_engine
 from pdserve.engine.port import Engine, EngineSpec
 from pdserve.errors import ConfigError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import DomainGroup, Fabric
+from pdserve.fabric.port import Fabric
 from pdserve.ids import Incarnation, PageIndex, WorkerId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
@@ -34,6 +35,7 @@ from pdserve.worker.decode_links import DecodeLinks
 from pdserve.worker.driver import Driver
 from pdserve.worker.endpoints import Endpoints
 from pdserve.worker.gateway_link import GatewayLink
+from pdserve.worker.placement import Placement, place_ranks
 from pdserve.worker.prefill_links import PrefillLinks
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
@@ -46,20 +48,22 @@ async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready:
     Raises: `ConfigError` when it can't start or join, `InternalError` when the engine dies, `FabricError`.
     """
     async with AsyncExitStack() as stack:
-        engines = await _start_engines(settings, stack, stop)
+        placement = place_ranks(settings)
+        engines = await _start_engines(engine_specs(settings, placement), stack, stop)
         if engines is None:
             return
-        fabric = NativeFabric(settings.provider, [DomainGroup(bind_hosts=settings.fabric_hosts)])
+        fabric = NativeFabric(settings.provider, placement.groups)
         stack.callback(fabric.close)
-        worker = _Worker(settings, engines, fabric, on_ready=on_ready)
+        regions = register_regions(fabric, engines, placement)
+        worker = _Worker(settings, engines, fabric, regions, on_ready=on_ready)
         await worker.run(stop)
 
 
 async def _start_engines(
-    settings: WorkerSettings, stack: AsyncExitStack, stop: asyncio.Event
+    specs: tuple[EngineSpec, ...], stack: AsyncExitStack, stop: asyncio.Event
 ) -> tuple[Engine, ...] | None:
-    """One engine a data parallel rank; `stack` closes them. None when the worker is stopped before all have loaded."""
-    starting = [asyncio.create_task(start_engine(spec)) for spec in engine_specs(settings)]
+    """Engines by data parallel rank; `stack` closes them. None when the worker is stopped before all have loaded."""
+    starting = [asyncio.create_task(start_engine(spec)) for spec in specs]
     stopping = asyncio.create_task(stop.wait())
     all_started = asyncio.gather(*starting)
     try:
@@ -73,7 +77,7 @@ async def _start_engines(
                 stack.push_async_callback(engine.close)
 
 
-def engine_specs(settings: WorkerSettings) -> tuple[EngineSpec, ...]:
+def engine_specs(settings: WorkerSettings, placement: Placement) -> tuple[EngineSpec, ...]:
     """By data parallel rank, each with its share of the cores."""
     return tuple(
         EngineSpec(
@@ -82,25 +86,46 @@ def engine_specs(settings: WorkerSettings) -> tuple[EngineSpec, ...]:
             page_slots=settings.page_slots,
             num_tail_slots=settings.num_tail_slots,
             num_threads=settings.num_threads,
-            cpus=share_of_cpus(settings.cpus, index=dp_rank, num_shares=settings.data_parallel_size),
+            cpus=share_of_cpus(placement.cpus, index=dp_rank, num_shares=settings.data_parallel_size),
             tensor_parallel_size=settings.tensor_parallel_size,
         )
         for dp_rank in range(settings.data_parallel_size)
     )
 
 
+def register_regions(fabric: Fabric, engines: tuple[Engine, ...], placement: Placement) -> tuple[EngineRegions, ...]:
+    """Each region with the NICs of its rank's group, by data parallel rank; a tail with those of tensor rank 0."""
+    group_indices = iter(placement.group_indices)
+    registered: list[EngineRegions] = []
+    for engine in engines:
+        groups = list(islice(group_indices, len(engine.kv_regions)))
+        kv = tuple(
+            fabric.register(region, group_index=group) for region, group in zip(engine.kv_regions, groups, strict=True)
+        )
+        registered.append(EngineRegions(kv=kv, tail=fabric.register(engine.tail_region, group_index=groups[0])))
+    return tuple(registered)
+
+
 class _Worker:
     """Everything between the engine and the sockets; lives as long as `run`."""
 
     def __init__(
-        self, settings: WorkerSettings, engines: tuple[Engine, ...], fabric: Fabric, *, on_ready: Callable[[], None]
+        self,
+        settings: WorkerSettings,
+        engines: tuple[Engine, ...],
+        fabric: Fabric,
+        regions: tuple[EngineRegions, ...],
+        *,
+        on_ready: Callable[[], None],
     ) -> None:
-        """`engines` by data parallel rank."""
+        """`engines` and their `regions` by data parallel rank."""
         self._settings = settings
         self._engines = engines
         self._fabric = fabric
         self._on_ready = on_ready
         info = engines[0].info
+        if settings.role is Role.PREFILL:
+            fabric.watch(engines[0].counter_region)
         identity = Identity(
             worker_id=WorkerId(settings.name),
             incarnation=Incarnation(secrets.randbits(63)),
@@ -118,7 +143,7 @@ class _Worker:
                 engine=info,
                 tokenizer=Tokenizer.load(Path(settings.model_dir)),
                 fabric=fabric,
-                regions=self._register_regions(),
+                regions=regions,
                 outbox=self._connections,
                 drop_peer=self._connections.drop,
                 on_prefilled=self._capture_with(captures) if captures is not None else None,
@@ -131,18 +156,6 @@ class _Worker:
         )
         self._endpoints = Endpoints(
             settings=settings, driver=self._driver, metrics=metrics, traces=traces, captures=captures
-        )
-
-    def _register_regions(self) -> tuple[EngineRegions, ...]:
-        """All regions with the fabric; a prefill worker's layer counter is watched."""
-        if self._settings.role is Role.PREFILL:
-            self._fabric.watch(self._engines[0].counter_region)
-        return tuple(
-            EngineRegions(
-                kv=tuple(self._fabric.register(region) for region in engine.kv_regions),
-                tail=self._fabric.register(engine.tail_region),
-            )
-            for engine in self._engines
         )
 
     def _capture_with(self, captures: Captures) -> Callable[[int, Request, tuple[PageIndex, ...]], None]:

@@ -55,13 +55,19 @@ class _Seat:
     node: int | None
 
 
-def choose(machine: Machine, *, num_devices: int | None = None, allowed_cpus: Iterable[int] | None = None) -> Plan:
+def choose(
+    machine: Machine,
+    *,
+    num_devices: int | None = None,
+    allowed_cpus: Iterable[int] | None = None,
+    provider: Provider | None = None,
+) -> Plan:
     """The plan for the first `num_devices` GPUs; without GPUs, for as many CPU ranks (default: one a NUMA node).
 
-    `allowed_cpus` are those this process may run on; default: all that are online.
+    `allowed_cpus` are those this process may run on; default: all that are online. `provider`: default the best one.
     Raises: `ConfigError` when there are fewer GPUs than devices asked for.
     """
-    provider = recommended_provider(machine)
+    provider = provider or recommended_provider(machine)
     nics = usable_nics(machine, provider)
     seats = _seats(machine, num_devices)
     online = frozenset(cpu for core in machine.cores for cpu in core)
