@@ -1,22 +1,25 @@
-"""A process with one native fabric, for the tests of what happens when processes die. Run by path, told by JSON.
+"""A process with one native fabric, for the tests with several processes. Run by path, told by JSON.
 
 As a target it exposes the region it was given, says how to reach it, and counts until its standard input closes. As an
-initiator it writes pages to a target for ever.
+initiator it writes pages to a target, for ever or a number of times; then it flushes, and says how many bytes it had
+written over each NIC.
 """
 
 import json
 import os
 import select
 import sys
+import time
 
 import msgspec
 import numpy as np
 
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import PagePush, PushId, RegionDescriptor
+from pdserve.fabric.port import DomainGroup, FlushEnded, FlushId, PagePush, PushId, RegionDescriptor
 from pdserve.ids import Immediate
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
+from pdserve.units import NS_PER_S
 
 PAGE_BYTES = 65536
 NUM_PAGES = 64
@@ -28,6 +31,9 @@ class Task(msgspec.Struct):
     target_address: str = ""
     """Hex; empty for a target."""
     exposure: RegionDescriptor | None = None
+    num_pushes: int = 1 << 30
+    """Of all pages."""
+    bind_hosts: tuple[str, ...] = ("127.0.0.1",)
 
 
 def say(message: object) -> None:
@@ -58,7 +64,7 @@ def be_initiator(fabric: NativeFabric, region: SharedRegion, task: Task) -> None
 
     _fabric.LayerCounter.at(counter.address).tick()
     say("writing")
-    for push_id in range(1 << 30):
+    for push_id in range(task.num_pushes):
         push = PagePush(
             push_id=PushId(push_id),
             peer_id=peer,
@@ -78,12 +84,18 @@ def be_initiator(fabric: NativeFabric, region: SharedRegion, task: Task) -> None
         fabric.arm(push)
         while not fabric.poll():
             select.select([fabric.fileno()], [], [])
+    bytes_posted_by_nic = fabric.stats().bytes_posted_by_nic
+    fabric.flush(FlushId(1), peer, (target,), deadline_ns=time.monotonic_ns() + 10 * NS_PER_S)
+    while not (events := fabric.poll()):
+        select.select([fabric.fileno()], [], [])
+    assert events == [FlushEnded(flush_id=FlushId(1), delivered=True, errno=0)]
+    say(bytes_posted_by_nic)
 
 
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
     region = SharedRegion.from_fd(task.region_fd)
-    fabric = NativeFabric(task.provider)
+    fabric = NativeFabric(task.provider, [DomainGroup(bind_hosts=task.bind_hosts)])
     if task.exposure is None:
         be_target(fabric, region)
     else:

@@ -12,11 +12,14 @@ import pytest
 
 from pdserve.errors import FabricError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import DomainGroup, Landed, PagePush, PushEnded, PushId
+from pdserve.fabric.port import DomainGroup, Landed, PagePush, PushEnded, PushId, RegionDescriptor, SingleWrite
 from pdserve.ids import Immediate
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
 from pdserve.units import NS_PER_S
+
+CPUS_OF_A_MASK = 1024
+"""The cores that a glibc affinity mask names."""
 
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -29,6 +32,30 @@ def fabric_thread_seconds() -> float:
             fields = (task / "stat").read_text().rpartition(")")[2].split()
             total_ticks += int(fields[11]) + int(fields[12])
     return total_ticks / CLOCK_TICKS_PER_S
+
+
+def copy_half(
+    initiator: NativeFabric, target: NativeFabric, region: SharedRegion, *, group_index: int = 0
+) -> RegionDescriptor:
+    """The initiator wrote the first 4096 bytes over the next. Returns what was exposed."""
+    region.buffer[:4096] = bytes([7]) * 4096
+    exposure = target.expose(target.register(region, group_index=group_index))
+    peer = initiator.connect(target.address)
+    target.expect(Immediate(1), 1, deadline_ns=time.monotonic_ns() + 20 * NS_PER_S)
+    write = SingleWrite(
+        push_id=PushId(1),
+        peer_id=peer,
+        source=initiator.register(region, group_index=group_index),
+        target=initiator.attach(peer, exposure),
+        immediate=Immediate(1),
+        source_offset=0,
+        target_offset=4096,
+        num_bytes=4096,
+    )
+    initiator.arm(write)
+    assert select.select([target.fileno()], [], [], 20.0)[0]
+    assert region.buffer[4096:] == region.buffer[:4096]
+    return exposure
 
 
 @pytest.mark.parametrize("provider", ["tcp", "shm"])
@@ -61,11 +88,12 @@ def test_open_over_shm_leaves_signal_handlers_alone() -> None:
     previous = signal.signal(signal.SIGTERM, lambda signum, _: received.append(signum))
     try:
         fabric, peer = NativeFabric("shm"), NativeFabric("shm")
-        fabric.connect(peer.address)
+        region = SharedRegion.create(name="halves", num_bytes=8192)
+        copy_half(fabric, peer, region)
         os.kill(os.getpid(), signal.SIGTERM)
         assert received == [signal.SIGTERM]
-        fabric.close()
-        peer.close()
+        for opened in (fabric, peer, region):
+            opened.close()
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -80,6 +108,73 @@ def test_open_of_a_provider_that_is_not_here_says_what_to_install() -> None:
         NativeFabric("efa")
     assert refused.value.operation == "fi_getinfo"
     assert refused.value.errno != 0
+
+
+def fabric_thread_cpus() -> list[tuple[str, str]]:
+    """Name and allowed cores of each of the fabric's threads."""
+    threads: list[tuple[str, str]] = []
+    for task in Path("/proc/self/task").iterdir():
+        fields = dict(line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        if fields["Name"].startswith("fabric-"):
+            threads.append((fields["Name"], fields["Cpus_allowed_list"]))
+    return sorted(threads)
+
+
+def test_threads_of_a_group_run_on_its_cores_alone() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    first, last = cpus[0], cpus[-1]
+    groups = [
+        DomainGroup(bind_hosts=("127.0.0.1",), cpus=(first,)),
+        DomainGroup(bind_hosts=("127.0.0.2", "127.0.0.3"), cpus=(last,)),
+    ]
+    fabric = NativeFabric("tcp", groups)
+    counter = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
+    fabric.watch(counter)
+    expected = [("fabric-watcher", str(cpu)) for cpu in (first, last)]
+    expected += [("fabric-worker", str(cpu)) for cpu in (first, last)]
+    assert fabric_thread_cpus() == sorted(expected)
+    assert sorted(os.sched_getaffinity(0)) == cpus
+    fabric.close()
+    counter.close()
+    assert fabric_thread_cpus() == []
+
+
+@pytest.mark.parametrize("cpu", [CPUS_OF_A_MASK - 1, CPUS_OF_A_MASK, 1 << 31])
+def test_open_on_cores_that_are_not_there_fails(cpu: int) -> None:
+    with pytest.raises(FabricError, match="core"):
+        NativeFabric("tcp", [DomainGroup(bind_hosts=("127.0.0.1",), cpus=(cpu,))])
+
+
+@pytest.mark.parametrize(
+    ("provider", "groups", "reason"),
+    [
+        ("shm", [DomainGroup(bind_hosts=("", ""))], "has no NICs"),
+        ("efa", [DomainGroup(bind_hosts=("", ""))], "no address to choose one by"),
+        ("tcp", [DomainGroup(bind_hosts=())], "at least one NIC"),
+        ("tcp", [], "1 to 64 NICs"),
+        ("tcp", [DomainGroup(bind_hosts=("127.0.0.1",))] * 65, "1 to 64 NICs"),
+    ],
+)
+def test_open_with_groups_that_can_not_be_is_refused(provider: str, groups: list[DomainGroup], reason: str) -> None:
+    with pytest.raises(FabricError, match=reason):
+        NativeFabric(provider, groups)
+
+
+def test_open_whose_second_nic_is_not_ours_leaves_no_thread() -> None:
+    with pytest.raises(FabricError, match="bind host"):
+        NativeFabric("tcp", [DomainGroup(bind_hosts=("127.0.0.1",)), DomainGroup(bind_hosts=("192.0.2.77",))])
+    assert fabric_thread_cpus() == []
+
+
+def test_groups_over_shm_have_a_domain_each() -> None:
+    groups = [DomainGroup(bind_hosts=("",))] * 2
+    initiator, target = NativeFabric("shm", groups), NativeFabric("shm", groups)
+    region = SharedRegion.create(name="halves", num_bytes=8192)
+    exposure = copy_half(initiator, target, region, group_index=1)
+    assert exposure.nics == (1,)
+    assert initiator.stats().bytes_posted_by_nic == (0, 4096)
+    for opened in (initiator, target, region):
+        opened.close()
 
 
 def test_open_on_a_host_that_is_not_ours_fails() -> None:
