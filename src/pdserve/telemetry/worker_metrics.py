@@ -28,9 +28,10 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._intervals = IntervalHistograms(registry, WORKER_INTERVALS, model_name=model_name)
-        self._bytes_pushed = Total(
-            Counter("pdserve:bytes_pushed_total", "KV bytes written to peers.", registry=registry)
+        self._bytes_pushed = Counter(
+            "pdserve:bytes_pushed_total", "KV bytes written to peers.", ("nic",), registry=registry
         )
+        self._bytes_pushed_by_nic: dict[int, Total] = {}
         self._writes_failed = Total(
             Counter("pdserve:writes_failed_total", "Writes that ended with an error.", registry=registry)
         )
@@ -83,10 +84,13 @@ class WorkerMetrics:
         self._stale_messages["prefill"].set(num_from_prefill)
 
     def set_fabric(
-        self, *, num_bytes_pushed: int, num_writes_failed: int, num_stale_immediates: int, num_in_flight: int
+        self, *, num_bytes_pushed: tuple[int, ...], num_writes_failed: int, num_stale_immediates: int, num_in_flight: int
     ) -> None:
-        """Totals since the fabric was opened, and the writes in flight now."""
-        self._bytes_pushed.set(num_bytes_pushed)
+        """Totals since the fabric was opened, bytes by NIC, and the writes in flight now."""
+        for nic, num_bytes in enumerate(num_bytes_pushed):
+            if nic not in self._bytes_pushed_by_nic:
+                self._bytes_pushed_by_nic[nic] = Total(self._bytes_pushed.labels(nic))
+            self._bytes_pushed_by_nic[nic].set(num_bytes)
         self._writes_failed.set(num_writes_failed)
         self._stale_immediates.set(num_stale_immediates)
         self._pushes.set(num_in_flight)

@@ -109,7 +109,7 @@ class Driver:
             num_from_prefill=receiver.num_stale_messages if receiver is not None else 0,
         )
         self._metrics.set_fabric(
-            num_bytes_pushed=stats.bytes_posted,
+            num_bytes_pushed=stats.bytes_posted_by_nic,
             num_writes_failed=stats.num_writes_failed,
             num_stale_immediates=stats.num_stale_immediates,
             num_in_flight=stats.num_in_flight,
