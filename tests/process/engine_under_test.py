@@ -140,3 +140,10 @@ def whole_kv(engine: RankEngine) -> NDArray[np.uint8]:
         assert all(np.array_equal(first, other) for other in others)
         parts.append(first)
     return np.concatenate(parts, axis=2)
+
+
+def listening_addresses(pids: Sequence[int]) -> list[str]:
+    """Hexadecimal, as of /proc/net/tcp: `sl local_address rem_address st ... inode`; state 0A listens."""
+    sockets = {str(path.readlink()) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
