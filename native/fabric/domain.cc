@@ -49,6 +49,14 @@ Completion ReadError(fid_cq* queue) {
 
 }  // namespace
 
+const fi_info* FindDomain(const fi_info* infos, std::string_view name) {
+  for (const fi_info* info = infos; info != nullptr; info = info->next) {
+    const std::string_view domain = info->domain_attr->name;
+    if (domain == name || (domain.starts_with(name) && domain[name.size()] == '-')) return info;
+  }
+  return nullptr;
+}
+
 Status Domain::Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain) {
   std::unique_ptr<Domain> opened(new Domain(provider));
   if (Status status = opened->GetInfo(bind_host); !status.ok()) return status;
@@ -69,7 +77,7 @@ Status Domain::GetInfo(const std::string& bind_host) {
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->fabric_attr->prov_name = strdup(provider_.libfabric_name);
 
-  const bool bound = provider_.takes_bind_host && !bind_host.empty();
+  const bool bound = provider_.bind_host == BindHost::kAddress && !bind_host.empty();
   fi_info* found = nullptr;
   int result = 0;
   // Order must be asked for to be promised; a provider without it is taken too.
@@ -83,7 +91,11 @@ Status Domain::GetInfo(const std::string& bind_host) {
   }
   if (result != 0) return Status::Failed("fi_getinfo", -result, provider_.advice);
   info_.reset(found);
-  return Status::Ok();
+  if (provider_.bind_host != BindHost::kName || bind_host.empty()) return Status::Ok();
+  const fi_info* named = FindDomain(found, bind_host);
+  if (named == nullptr) return Status::Invalid("open", "no NIC is called '" + bind_host + "'; " + provider_.advice);
+  info_.reset(fi_dupinfo(named));
+  return info_ ? Status::Ok() : Status::Failed("fi_dupinfo", ENOMEM);
 }
 
 Status Domain::OpenObjects() {

@@ -20,6 +20,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fabric/completion.h"
@@ -41,6 +42,9 @@ struct Registration {
   uint64_t base;
   uint64_t key;
 };
+
+// The first of `infos` whose domain is called `name`, or so with an ending after a hyphen; null when there is none.
+const fi_info* FindDomain(const fi_info* infos, std::string_view name);
 
 class Domain {
  public:

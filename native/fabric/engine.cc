@@ -21,9 +21,10 @@ Status Engine::Validate(const Options& options, const Provider& provider) {
   size_t num_nics = 0;
   for (const GroupOptions& group : options.groups) {
     if (group.bind_hosts.empty()) return Status::Invalid("open", "a domain group has at least one NIC");
-    if (group.bind_hosts.size() > 1 && !provider.takes_bind_host) {
-      return Status::Invalid(
-          "open", "a domain group of " + std::string(provider.name) + " has one NIC: " + provider.why_one_nic);
+    if (group.bind_hosts.size() > 1 && provider.bind_host == BindHost::kIgnored) {
+      return Status::Invalid("open", std::string(provider.name) +
+                                         " has one NIC a domain group: it copies through memory, with the cores of the "
+                                         "group's thread");
     }
     num_nics += group.bind_hosts.size();
   }

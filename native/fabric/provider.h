@@ -17,15 +17,20 @@
 
 namespace pdserve::fabric {
 
+// What a bind host says.
+enum class BindHost {
+  kAddress,  // The local address of the NIC.
+  kName,     // The name of the NIC's libfabric domain, without or with its ending ("-rdm"); empty: the first there is.
+  kIgnored,  // There are no NICs to choose from.
+};
+
 struct Provider {
   std::string_view name;       // What the operator writes.
   const char* libfabric_name;  // What fi_getinfo takes.
   // The completion queue has a descriptor to poll. Without one the worker thread sleeps for bounded, growing times:
   // shm's fi_cq_sread ignores its timeout and spins.
   bool has_wait_fd;
-  // The bind host selects the NIC; without it there is one NIC to a group, and why_one_nic says why.
-  bool takes_bind_host;
-  const char* why_one_nic;
+  BindHost bind_host;
   // Each peer is written to from an endpoint of its own, for two reasons. On tcp closing it is all that stops a peer
   // that is gone from being sent, when it comes back, what the source holds by then (rule H3); fi_av_remove keeps the
   // connection. And shm 1.17 completes an endpoint's writes in the order of posting, so that one dead peer would hold

@@ -148,8 +148,7 @@ def test_open_on_cores_that_are_not_there_fails(cpu: int) -> None:
 @pytest.mark.parametrize(
     ("provider", "groups", "reason"),
     [
-        ("shm", [DomainGroup(bind_hosts=("", ""))], "has no NICs"),
-        ("efa", [DomainGroup(bind_hosts=("", ""))], "no address to choose one by"),
+        ("shm", [DomainGroup(bind_hosts=("", ""))], "one NIC a domain group"),
         ("tcp", [DomainGroup(bind_hosts=())], "at least one NIC"),
         ("tcp", [], "1 to 64 NICs"),
         ("tcp", [DomainGroup(bind_hosts=("127.0.0.1",))] * 65, "1 to 64 NICs"),

@@ -53,7 +53,7 @@ class NativeFabric:
     def __init__(
         self, provider: str, groups: Sequence[DomainGroup] = DEFAULT_GROUPS, *, max_slice_bytes: int | None = None
     ) -> None:
-        """Open the provider on the NICs of all groups; `shm` and `efa` take no bind host, and one NIC a group.
+        """Open the provider on the NICs of all groups.
 
         Raises: `FabricError` when libfabric, the provider or a NIC is not available, or a thread can't be pinned.
         """

@@ -55,7 +55,8 @@ class DomainGroup:
     """NICs that are near each other, driven by one thread; see `pdserve.fabric.topology`."""
 
     bind_hosts: tuple[str, ...]
-    """The local address of each NIC; one entry a NIC. `shm` and `efa` ignore it, and have one NIC a group."""
+    """One entry a NIC: its local address, for `tcp` and `verbs`, or the name of its device, for `efa` (empty: the first
+    there is). `shm` has no NICs: one entry, ignored."""
     cpus: tuple[int, ...] = ()
     """Cores for the thread, of the NICs' NUMA node; empty: not pinned."""
 

@@ -1,7 +1,11 @@
-#include "fabric/nic_addresses.h"
+// How NICs are named: to a peer by addresses, to libfabric by the name of a domain.
 
+#include <cstring>
+#include <memory>
 #include <vector>
 
+#include "fabric/domain.h"
+#include "fabric/nic_addresses.h"
 #include "tests/check.h"
 
 namespace pdserve::fabric {
@@ -53,11 +57,32 @@ void NumbersBeyondTheBoundsAreMalformed() {
   CHECK(!DecodeNicAddresses(EncodeNicAddresses(too_long), &decoded).ok());
 }
 
+struct InfoFreer {
+  void operator()(fi_info* info) const { fi_freeinfo(info); }
+};
+
+void DomainsAreFoundByTheirNameWithoutItsEnding() {
+  std::unique_ptr<fi_info, InfoFreer> infos;
+  for (const char* name : {"rdmap160s27-dgrm", "rdmap160s27-rdm", "rdmap16s2-rdm", "rdmap16s27-rdm"}) {
+    fi_info* info = fi_allocinfo();
+    info->domain_attr->name = strdup(name);
+    info->next = infos.release();
+    infos.reset(info);
+  }
+  CHECK(std::strcmp(FindDomain(infos.get(), "rdmap16s27")->domain_attr->name, "rdmap16s27-rdm") == 0);
+  CHECK(std::strcmp(FindDomain(infos.get(), "rdmap16s2")->domain_attr->name, "rdmap16s2-rdm") == 0);
+  CHECK(std::strcmp(FindDomain(infos.get(), "rdmap160s27-dgrm")->domain_attr->name, "rdmap160s27-dgrm") == 0);
+  CHECK(FindDomain(infos.get(), "rdmap16") == nullptr);
+  CHECK(FindDomain(infos.get(), "127.0.0.1") == nullptr);
+  CHECK(FindDomain(nullptr, "rdmap16s27") == nullptr);
+}
+
 }  // namespace
 }  // namespace pdserve::fabric
 
 int main() {
   using namespace pdserve::fabric;
+  RUN(DomainsAreFoundByTheirNameWithoutItsEnding);
   RUN(DecodingGivesWhatWasEncoded);
   RUN(AnyPartAndAnyMoreAreMalformed);
   RUN(AnyByteChangedNeverReadsBeyondTheEnd);
