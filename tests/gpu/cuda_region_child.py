@@ -1,6 +1,6 @@
-"""`python cuda_region_child.py FD NUM_BYTES`: a process that maps a region, as a worker's main process does.
+"""`python -m tests.gpu.cuda_region_child FD NUM_BYTES`: maps a region, as a worker's main process does.
 
-Prints the sum of the bytes in hexadecimal, then writes `REPLY` at the end.
+Writes the SHA-256 of the bytes in hexadecimal to standard output, and `REPLY` over the last ones of the region.
 """
 
 import sys
@@ -16,7 +16,7 @@ REPLY = b"seen by the child"
 def main() -> None:
     fd, num_bytes = map(int, sys.argv[1:])
     region = CudaRegion.from_fd(fd, num_bytes=num_bytes, device_index=0)
-    print(sha256(read_bytes(region, start=0, num_bytes=region.num_bytes)).hexdigest())
+    sys.stdout.write(sha256(read_bytes(region, start=0, num_bytes=region.num_bytes)).hexdigest())
     write_bytes(region, REPLY, start=region.num_bytes - len(REPLY))
     region.close()
     if "torch" in sys.modules:

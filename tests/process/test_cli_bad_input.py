@@ -68,6 +68,10 @@ def checkpoint(tmp_path: Path) -> Path:
         ("worker --role decode", "the following arguments are required: --join"),
         ("worker --role decode --join http://127.0.0.1:1 --page-slots 0", "--page-slots must be 1 or more"),
         ("worker --role decode --join http://127.0.0.1:1 --cpus 4096", "cores that this process may not use"),
+        (
+            "worker --role both --join http://127.0.0.1:1 --device cuda --capture-kv",
+            "--capture-kv copies KV out of host",
+        ),
         ("worker --role decode --join 127.0.0.1:8000", "--join 127.0.0.1:8000 is no URL"),
         ("gateway --cpus 4096", "cores that this process may not use"),
         ("gateway --cpus first", "'first' is no list of cores"),

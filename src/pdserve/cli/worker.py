@@ -9,6 +9,7 @@ from pdserve.cli.model import chosen_model
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
+from pdserve.config.device import Device
 from pdserve.config.role import Role
 from pdserve.config.worker import (
     DEFAULT_CHUNK_TOKENS,
@@ -44,18 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="addresses of the interfaces for RDMA writes, such as 10.0.1.7,10.0.2.7, or auto for those that "
         "`pdserve topology` chooses; default: --host",
     )
-    parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
-    parser.add_argument("--threads", type=int, help="of each rank; default: its share of --cpus, else 1")
-    parser.add_argument(
-        "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share a model (default: 1)"
-    )
-    parser.add_argument(
-        "--data-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of a worker that decodes: whole models, each with its KV cache (default: 1)",
-    )
+    _add_rank_flags(parser)
     parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
     parser.add_argument(
         "--lease",
@@ -69,6 +59,27 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        choices=[device.value for device in Device],
+        default=Device.CPU.value,
+        help="what the ranks compute on; cuda takes a GPU a rank, and is untested on hardware (default: %(default)s)",
+    )
+    parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to pin to, such as 0,2-5")
+    parser.add_argument("--threads", type=int, help="of each rank; default: its share of --cpus, else 1")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N", help="ranks that share a model (default: 1)"
+    )
+    parser.add_argument(
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of a worker that decodes: whole models, each with its KV cache (default: 1)",
+    )
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +156,9 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     if not arguments.join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
+    device = Device(arguments.device)
+    if arguments.capture_kv and device is not Device.CPU:
+        raise ConfigError("--capture-kv copies KV out of host memory: leave it out, or --device")
     model_dir, model_name = chosen_model(arguments)
     return WorkerSettings(
         name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",
@@ -156,6 +170,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         port=arguments.port,
         provider=arguments.provider,
         fabric_hosts=fabric_hosts,
+        device=device,
         cpus=arguments.cpus,
         num_threads=arguments.threads or max(1, len(arguments.cpus) // _num_ranks(arguments)),
         tensor_parallel_size=arguments.tensor_parallel_size,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pdserve.config.device import Device
 from pdserve.config.role import Role
 
 PROVIDERS = ("tcp", "shm", "efa", "verbs")
@@ -45,6 +46,7 @@ class WorkerSettings:
     fabric_hosts: tuple[str, ...] = ("127.0.0.1",)
     """The addresses of the interfaces that the fabric uses, one a NIC; pushes are striped over them. Empty: those near
     each rank, as `pdserve topology` shows them."""
+    device: Device = Device.CPU
     cpus: tuple[int, ...] = ()
     """Cores to run on; empty: not pinned."""
     num_threads: int = 1

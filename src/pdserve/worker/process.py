@@ -13,6 +13,7 @@ from aiohttp import web
 
 from pdserve.clock import SystemClock
 from pdserve.config.cores import share_of_cpus
+from pdserve.config.device import Device
 from pdserve.config.role import Role
 from pdserve.config.worker import WorkerSettings
 from pdserve.decode.request import Request
@@ -87,10 +88,21 @@ def engine_specs(settings: WorkerSettings, placement: Placement) -> tuple[Engine
             num_tail_slots=settings.num_tail_slots,
             num_threads=settings.num_threads,
             cpus=share_of_cpus(placement.cpus, index=dp_rank, num_shares=settings.data_parallel_size),
+            cuda_devices=cuda_devices_of(settings, dp_rank=dp_rank),
             tensor_parallel_size=settings.tensor_parallel_size,
         )
         for dp_rank in range(settings.data_parallel_size)
     )
+
+
+def cuda_devices_of(settings: WorkerSettings, *, dp_rank: int) -> tuple[int, ...]:
+    """Of one data parallel rank, by tensor parallel rank: CUDA's devices in the order of the worker's ranks."""
+    match settings.device:
+        case Device.CPU:
+            return ()
+        case Device.CUDA:
+            num_ranks = settings.tensor_parallel_size
+            return tuple(range(dp_rank * num_ranks, (dp_rank + 1) * num_ranks))
 
 
 def register_regions(fabric: Fabric, engines: tuple[Engine, ...], placement: Placement) -> tuple[EngineRegions, ...]:
