@@ -26,8 +26,8 @@ SHAPES = [
     Shape(layout=MLA, prefill_ranks=2, decode_ranks=2),
     Shape(prefill_ranks=4, decode_ranks=4, num_dp_ranks=2),
 ]
-"""Over 2 KV heads, or the one of MLA: with replica sets on either side, and on both. Seven, so that each meets all faults
-and numbers of workers, which go by the seed modulo 2, 3 and 4."""
+"""Over 2 KV heads, or the one of MLA: with replica sets on either side, and on both. Seven, so that each meets all
+faults and numbers of workers, which go by the seed modulo 2, 3 and 4."""
 
 WEIGHTS = {
     "pass": 30,
