@@ -12,9 +12,12 @@ from pdserve.engine.torch_executor import TorchExecutor
 from pdserve.ids import SequenceId
 from pdserve.kv.shard import KvSharding
 from pdserve.model.config import read_config
+from pdserve.model.decoder import OnLayer
 from pdserve.model.parallel import Communicator, SingleRank
 from pdserve.model.weights import load_decoder
 from pdserve.schedule.batch import Chunk
+
+torch.set_num_threads(1)
 
 NUM_PAGES = 24
 PAGE_SLOTS = 8
@@ -40,6 +43,11 @@ class Paged:
         )
         storage = KvStorage.create(layout=sharding.rank_layout, num_pages=NUM_PAGES)
         return cls(sharding=sharding, storage=storage, executor=TorchExecutor(decoder, storage))
+
+    def run_alone(self, token_ids: Sequence[int], on_layer: OnLayer) -> None:
+        """A prompt in one chunk, in the first pages."""
+        pages = range(self.storage.layout.num_pages_for(len(token_ids)))
+        self.executor.forward([chunk_of(token_ids, 0, len(token_ids), pages)], on_layer)
 
 
 def chunk_of(token_ids: Sequence[int], start: int, stop: int, pages: Sequence[int], *, sequence_id: int = 0) -> Chunk:

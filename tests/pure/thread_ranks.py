@@ -27,6 +27,11 @@ class ThreadCommunicator:
         self._meeting = meeting
         self.rank, self.num_ranks = rank, num_ranks
 
+    @classmethod
+    def alone(cls, *, num_ranks: int) -> "ThreadCommunicator":
+        """Rank 0, for what needs no other."""
+        return cls(_Meeting(num_ranks), rank=0, num_ranks=num_ranks)
+
     def gather_columns(self, x_TW: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         assert x_TW.shape[1] == widths[self.rank]
         self._meeting.columns[self.rank] = x_TW

@@ -105,10 +105,18 @@ MIXTURES: dict[str, Callable[[], Any]] = {
 """With experts, and DeepSeek's with latent attention too."""
 
 
+OTHERS: dict[str, Callable[[], Any]] = {
+    "deepseek-v2-mscale": lambda: _deepseek_v2(
+        q_lora_rank=28, rope_scaling=_YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
+    ),
+}
+"""With settings that `transformers` does not honour."""
+
+
 def write_checkpoint(name: str, model_dir: Path) -> Any:
     """Saves the checkpoint and returns the model of `transformers`. Biases and norms are random too."""
     torch.manual_seed(sum(name.encode()))  # pyright: ignore[reportUnknownMemberType]
-    model = (CHECKPOINTS | MIXTURES)[name]().float().eval()
+    model = (CHECKPOINTS | MIXTURES | OTHERS)[name]().float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:

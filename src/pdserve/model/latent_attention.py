@@ -32,7 +32,7 @@ class LatentAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, cuts: Cuts, communicator: Communicator) -> None:
         super().__init__()
-        self._latent, self._cuts, self._communicator = latent, cuts, communicator
+        self.latent, self._cuts, self._communicator = latent, cuts, communicator
         self._head_dim = config.head_dim
         self._expanded_dim = latent.plain_dim + latent.value_dim
         self._queries = cut_heads(config.num_heads, columns_per_head=config.head_dim, communicator=communicator)
@@ -52,9 +52,9 @@ class LatentAttention(nn.Module):
 
     def absorb(self) -> None:
         """Derive the products of single tokens from the loaded `kv_up`, without a copy."""
-        weight = self.kv_up.weight.detach().view(self.num_heads, self._expanded_dim, self._latent.kv_rank)
-        self.absorbed_key.set_weight(weight[:, : self._latent.plain_dim].transpose(1, 2))
-        self.absorbed_value.set_weight(weight[:, self._latent.plain_dim :])
+        weight = self.kv_up.weight.detach().view(self.num_heads, self._expanded_dim, self.latent.kv_rank)
+        self.absorbed_key.set_weight(weight[:, : self.latent.plain_dim].transpose(1, 2))
+        self.absorbed_value.set_weight(weight[:, self.latent.plain_dim :])
 
     def forward(
         self, x_TE: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor, layer_index: int, cache: AttentionCache
@@ -62,32 +62,33 @@ class LatentAttention(nn.Module):
         num_tokens = x_TE.shape[0]
         compressed = x_TE if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(x_TE))
         q_TND = self.q_up(compressed).view(num_tokens, self.num_heads, self._head_dim)
-        plain_dim, kv_rank = self._latent.plain_dim, self._latent.kv_rank
+        plain_dim, kv_rank = self.latent.plain_dim, self.latent.kv_rank
         q_rotary = self._rotate(q_TND[:, :, plain_dim:], cos_TR, sin_TR)
         q_TND = torch.cat((q_TND[:, :, :plain_dim], q_rotary), dim=-1)
         latents_TL = self.kv_down(x_TE)
         k_rotary = self._rotate(latents_TL[:, None, kv_rank:], cos_TR, sin_TR)[:, 0]
         latents_TL = torch.cat((self.kv_norm(latents_TL[:, :kv_rank]), k_rotary), dim=-1)
-        o_TNV = cache.attend_latents(layer_index, q_TND, latents_TL, self._attend_one)
+        o_TNV = cache.attend_latents(layer_index, q_TND, latents_TL, self.attend_one)
         o_TO = self._communicator.gather_columns(o_TNV.reshape(num_tokens, -1), self._cuts.heads.widths)
         return self._communicator.gather_columns(self.output(o_TO), self._cuts.hidden.widths)
 
     def _rotate(self, x_TND: torch.Tensor, cos_TR: torch.Tensor, sin_TR: torch.Tensor) -> torch.Tensor:
-        return rotate(pairs_to_halves(x_TND) if self._latent.has_rotary_pairs else x_TND, cos_TR, sin_TR)
+        return rotate(pairs_to_halves(x_TND) if self.latent.has_rotary_pairs else x_TND, cos_TR, sin_TR)
 
-    def _attend_one(self, q_QND: torch.Tensor, latents_CL: torch.Tensor) -> torch.Tensor:
+    def attend_one(self, q_QND: torch.Tensor, latents_CL: torch.Tensor) -> torch.Tensor:
+        """See `AttendToLatents`."""
         return self._attend_absorbed(q_QND, latents_CL) if len(q_QND) == 1 else self._attend_expanded(q_QND, latents_CL)
 
     def _attend_absorbed(self, q_QND: torch.Tensor, latents_CL: torch.Tensor) -> torch.Tensor:
         """Scores against latents equal scores against expanded keys: q (W c) = (q W) c. So with the values."""
-        plain_dim = self._latent.plain_dim
+        plain_dim = self.latent.plain_dim
         q_QNL = torch.cat((self.absorbed_key(q_QND[:, :, :plain_dim]), q_QND[:, :, plain_dim:]), dim=-1)
         latents_C1L = latents_CL[:, None]
         o_QNL = attend_causally(q_QNL, latents_C1L, latents_C1L, scale=self.softmax_scale)
-        return self.absorbed_value(o_QNL[:, :, : self._latent.kv_rank])
+        return self.absorbed_value(o_QNL[:, :, : self.latent.kv_rank])
 
     def _attend_expanded(self, q_QND: torch.Tensor, latents_CL: torch.Tensor) -> torch.Tensor:
-        plain_dim, kv_rank = self._latent.plain_dim, self._latent.kv_rank
+        plain_dim, kv_rank = self.latent.plain_dim, self.latent.kv_rank
         expanded = self.kv_up(latents_CL[:, :kv_rank]).view(len(latents_CL), self.num_heads, self._expanded_dim)
         rotary = latents_CL[:, None, kv_rank:].expand(-1, self.num_heads, -1)
         k_CND = torch.cat((expanded[:, :, :plain_dim], rotary), dim=-1)
