@@ -6,11 +6,12 @@ from typing import NoReturn
 
 import msgspec
 
+from pdserve.config.cores import share_of_cpus
 from pdserve.engine.cuda_driver import require_devices
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.engine.rank_group import RankGroup
 from pdserve.engine.rank_protocol import PassDone, RankReady, RankStart, RunPass, encode_frame
-from pdserve.engine.shape import cpus_of_rank, info_of, kv_region_bytes
+from pdserve.engine.shape import info_of, kv_region_bytes
 from pdserve.errors import InternalError
 from pdserve.schedule.batch import Batch, BatchResult
 
@@ -42,7 +43,7 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
         RankStart(
             spec=spec,
             rank=rank,
-            cpus=cpus_of_rank(spec.cpus, rank=rank, num_ranks=num_ranks),
+            cpus=share_of_cpus(spec.cpus, index=rank, num_shares=num_ranks),
             rendezvous_fd=rendezvous_fd,
         )
         for rank in range(num_ranks)

@@ -1,6 +1,5 @@
 """What a spec comes to for its model: worked out alike by the main process and by every rank. Torch-free."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdserve.engine.port import EngineInfo, EngineSpec
@@ -59,11 +58,3 @@ def info_of(spec: EngineSpec) -> EngineInfo:
         pids=(),
     )
 
-
-def cpus_of_rank(cpus: Sequence[int], *, rank: int, num_ranks: int) -> tuple[int, ...]:
-    """Equal runs of the cores, or, where there are fewer than ranks, one core in turn. None means not pinned."""
-    if not cpus:
-        return ()
-    if len(cpus) < num_ranks:
-        return (cpus[rank % len(cpus)],)
-    return tuple(cpus[len(cpus) * rank // num_ranks : len(cpus) * (rank + 1) // num_ranks])

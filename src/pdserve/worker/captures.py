@@ -1,6 +1,7 @@
 """The KV of the last prompts, copied when it is whole, before anything is decoded: what `verify-handoff` compares."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from pdserve.decode.request import Request
 from pdserve.engine.port import Engine
@@ -14,12 +15,14 @@ MAX_CAPTURES = 16
 class Captures:
     """Bounded: the oldest capture goes when there are more than `MAX_CAPTURES`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        """`engines` by data parallel rank."""
+        self._engines = tuple(engines)
         self._captures: OrderedDict[RequestId, KvSnapshot] = OrderedDict()
 
-    def capture(self, engine: Engine, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
+    def capture(self, dp_rank: int, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
         """Copy the KV of the prompt without its last token, for a handed over prompt, or whole, for a local one."""
-        is_local = request.local_reason is not None
+        engine, is_local = self._engines[dp_rank], request.local_reason is not None
         self._captures[request.request_id] = KvSnapshot.take(
             [host_buffer(region) for region in engine.kv_regions],
             engine.info.sharding,

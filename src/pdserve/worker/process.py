@@ -16,13 +16,12 @@ from pdserve.config.cores import share_of_cpus
 from pdserve.config.device import Device
 from pdserve.config.role import Role
 from pdserve.config.worker import WorkerSettings
-from pdserve.decode.request import Request
 from pdserve.engine.client import start_engine
-from pdserve.engine.port import Engine, EngineSpec
+from pdserve.engine.port import Engine, EngineInfo, EngineSpec
 from pdserve.errors import ConfigError
 from pdserve.fabric.native import NativeFabric
 from pdserve.fabric.port import Fabric
-from pdserve.ids import Incarnation, PageIndex, WorkerId
+from pdserve.ids import Incarnation, WorkerId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.text.tokenizer import Tokenizer
@@ -56,6 +55,8 @@ async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready:
         fabric = NativeFabric(settings.provider, placement.groups)
         stack.callback(fabric.close)
         regions = register_regions(fabric, engines, placement)
+        if settings.role is Role.PREFILL:
+            fabric.watch(engines[0].counter_region)
         worker = _Worker(settings, engines, fabric, regions, on_ready=on_ready)
         await worker.run(stop)
 
@@ -118,6 +119,18 @@ def register_regions(fabric: Fabric, engines: tuple[Engine, ...], placement: Pla
     return tuple(registered)
 
 
+def new_identity(settings: WorkerSettings, info: EngineInfo) -> Identity:
+    """Of a worker that starts now."""
+    return Identity(
+        worker_id=WorkerId(settings.name),
+        incarnation=Incarnation(secrets.randbits(63)),
+        model_fingerprint=info.model_fingerprint,
+        sharding=info.sharding,
+        num_pages=info.num_pages,
+        tail_slot_bytes=info.tail_slot_bytes,
+    )
+
+
 class _Worker:
     """Everything between the engine and the sockets; lives as long as `run`."""
 
@@ -136,18 +149,9 @@ class _Worker:
         self._fabric = fabric
         self._on_ready = on_ready
         info = engines[0].info
-        if settings.role is Role.PREFILL:
-            fabric.watch(engines[0].counter_region)
-        identity = Identity(
-            worker_id=WorkerId(settings.name),
-            incarnation=Incarnation(secrets.randbits(63)),
-            model_fingerprint=info.model_fingerprint,
-            sharding=info.sharding,
-            num_pages=info.num_pages,
-            tail_slot_bytes=info.tail_slot_bytes,
-        )
+        identity = new_identity(settings, info)
         self._connections = Connections(incarnation=identity.incarnation)
-        captures = Captures() if settings.capture_kv else None
+        captures = Captures(engines) if settings.capture_kv else None
         core = WorkerCore(
             Surroundings(
                 settings=settings,
@@ -158,7 +162,7 @@ class _Worker:
                 regions=regions,
                 outbox=self._connections,
                 drop_peer=self._connections.drop,
-                on_prefilled=self._capture_with(captures) if captures is not None else None,
+                on_prefilled=captures.capture if captures is not None else None,
             )
         )
         metrics = WorkerMetrics(model_name=settings.model_name)
@@ -169,9 +173,6 @@ class _Worker:
         self._endpoints = Endpoints(
             settings=settings, driver=self._driver, metrics=metrics, traces=traces, captures=captures
         )
-
-    def _capture_with(self, captures: Captures) -> Callable[[int, Request, tuple[PageIndex, ...]], None]:
-        return lambda dp_rank, request, pages: captures.capture(self._engines[dp_rank], request, pages)
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()

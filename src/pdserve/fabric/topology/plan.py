@@ -91,16 +91,22 @@ def choose(
         provider=provider,
         groups=tuple(NicGroup(nics=nics, cpus=cpus) for nics, cpus in zip(group_nics, shares.groups, strict=True)),
         devices=tuple(
-            PlannedDevice(
-                label=seat.label,
-                gpu=seat.gpu,
-                node=seat.node,
-                group_index=group_index,
-                distance=_distance_to_all(machine, seat, group_nics[group_index]),
-                cpus=cpus,
-            )
+            _planned(machine, seat, group_index, group_nics[group_index], cpus)
             for seat, group_index, cpus in zip(seats, device_groups, shares.devices, strict=True)
         ),
+    )
+
+
+def _planned(
+    machine: Machine, seat: _Seat, group_index: int, nics: tuple[Nic, ...], cpus: tuple[int, ...]
+) -> PlannedDevice:
+    return PlannedDevice(
+        label=seat.label,
+        gpu=seat.gpu,
+        node=seat.node,
+        group_index=group_index,
+        distance=_distance_to_all(machine, seat, nics),
+        cpus=cpus,
     )
 
 
