@@ -16,18 +16,32 @@ from pdserve._kernels import CpuKernels, PackedMatrix
 from pdserve.model.decoder import Decoder
 from pdserve.model.products import GatedLinear, HeadLinear, Linear
 
+_MIN_SHARED_WORK = 1 << 18
+"""Multiplications from which a product is shared out: about 10 us of work, what waking the other threads costs."""
+
+
+class Kernels:
+    """Of one thread for small products, as those of experts are, and of all threads for large ones."""
+
+    def __init__(self, *, num_threads: int) -> None:
+        self._alone, self._shared = CpuKernels(1), CpuKernels(num_threads)
+
+    def for_work(self, num_multiplications: int) -> CpuKernels:
+        return self._alone if num_multiplications < _MIN_SHARED_WORK else self._shared
+
 
 class KernelProduct(nn.Module):
     """Lifetime: owns a packed copy of the weight."""
 
-    def __init__(self, kernels: CpuKernels, packed: PackedMatrix, *, out_dim: int) -> None:
+    def __init__(self, kernels: Kernels, packed: PackedMatrix, *, out_dim: int) -> None:
         super().__init__()
         self._kernels, self._packed, self._out_dim = kernels, packed, out_dim
 
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         out_TO = torch.empty(len(x_TI), self._out_dim)
         if len(x_TI) > 0:
-            self._kernels.linear(x_TI.contiguous().numpy(), self._packed, out_TO.numpy())
+            kernels = self._kernels.for_work(x_TI.numel() * self._out_dim)
+            kernels.linear(x_TI.contiguous().numpy(), self._packed, out_TO.numpy())
         return out_TO
 
 
@@ -50,7 +64,7 @@ def with_kernels(decoder: Decoder, *, num_threads: int) -> Decoder:
 
     Requires: `fit_kernels(decoder)`.
     """
-    kernels = CpuKernels(num_threads)
+    kernels = Kernels(num_threads=num_threads)
     shared = (decoder.communicator, *decoder.parameters(), *decoder.buffers())
     packed_decoder = copy.deepcopy(decoder, {id(part): part for part in shared})
     for owner in list(packed_decoder.modules()):
@@ -61,7 +75,7 @@ def with_kernels(decoder: Decoder, *, num_threads: int) -> Decoder:
     return packed_decoder
 
 
-def _replacement(kernels: CpuKernels, product: nn.Module) -> nn.Module | None:
+def _replacement(kernels: Kernels, product: nn.Module) -> nn.Module | None:
     """None for what is no product, or has no outputs on this rank."""
     if isinstance(product, Linear) and len(product.weight) > 0:
         bias = None if product.bias is None else _array(product.bias)
