@@ -1,6 +1,7 @@
 // The addresses of all NICs of a fabric, as the one blob that a peer passes to Connect.
 //
-//   blob    = "pdn1" count { length address }
+//   blob    = "pdn1" count nic*     (as many as count says)
+//   nic     = length address
 //   count   = 1 to kMaxNics, one byte
 //   length  = 1 to kMaxNicAddressBytes, two bytes, the low one first
 //   address = what fi_getname says of the NIC's endpoint; its length and form are the provider's

@@ -98,7 +98,6 @@ class Sender {
   // A peer refused a write and is to be tried again soon.
   bool MustRetry() const { return num_refusing_ > 0; }
   uint64_t num_in_flight() const { return counters_->num_in_flight.load(std::memory_order_relaxed); }
-  bool HasPushes() const { return !pushes_.empty(); }
   void CancelAll();
 
  private:

@@ -12,7 +12,7 @@ import pytest
 
 from pdserve.errors import FabricError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import DomainGroup, Landed, PagePush, PushEnded, PushId, RegionDescriptor, SingleWrite
+from pdserve.fabric.port import DomainGroup, Landed, PushId, RegionDescriptor, SingleWrite
 from pdserve.ids import Immediate
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
@@ -181,11 +181,14 @@ def test_open_on_a_host_that_is_not_ours_fails() -> None:
         NativeFabric("tcp", [DomainGroup(bind_hosts=("192.0.2.77",))])
 
 
-@pytest.mark.parametrize("provider", ["tcp", "shm"])
-def test_write_across_registrations_lands_whole_and_counts_once(provider: str) -> None:
+@pytest.mark.parametrize(
+    ("provider", "hosts"), [("tcp", ("127.0.0.1",)), ("tcp", ("127.0.0.1", "127.0.0.2")), ("shm", ("",))]
+)
+def test_write_across_registrations_lands_whole_and_counts_once(provider: str, hosts: tuple[str, ...]) -> None:
     page_bytes, num_pages = 16384, 20
-    initiator = NativeFabric(provider, max_slice_bytes=3 * page_bytes + 4096)
-    target = NativeFabric(provider, max_slice_bytes=2 * page_bytes + 8192)
+    groups = [DomainGroup(bind_hosts=hosts)]
+    initiator = NativeFabric(provider, groups, max_slice_bytes=3 * page_bytes + 4096)
+    target = NativeFabric(provider, groups, max_slice_bytes=2 * page_bytes + 8192)
     source_region = SharedRegion.create(name="source", num_bytes=page_bytes * num_pages)
     target_region = SharedRegion.create(name="target", num_bytes=page_bytes * num_pages)
     source_region.buffer[:] = np.random.default_rng(5).integers(0, 256, page_bytes * num_pages, np.uint8).tobytes()
@@ -193,35 +196,23 @@ def test_write_across_registrations_lands_whole_and_counts_once(provider: str) -
     exposure = target.expose(target.register(target_region))
     assert len(exposure.slices) > 5
     peer = initiator.connect(target.address)
-    counter = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
-    initiator.watch(counter)
-    pages = np.arange(num_pages, dtype=np.uint32)
+    remote = initiator.attach(peer, exposure)
     target.expect(Immediate(1), num_pages, deadline_ns=time.monotonic_ns() + 20 * NS_PER_S)
-    initiator.arm(
-        PagePush(
-            push_id=PushId(1),
+    for page in range(num_pages):
+        write = SingleWrite(
+            push_id=PushId(page),
             peer_id=peer,
             source=source,
-            target=initiator.attach(peer, exposure),
+            target=remote,
             immediate=Immediate(1),
-            source_pages=pages,
-            target_pages=pages,
-            num_layers=1,
-            run_bytes=page_bytes,
-            source_page_bytes=page_bytes,
-            target_page_bytes=page_bytes,
-            source_layer_bytes=0,
-            target_layer_bytes=0,
-            first_tick=0,
+            source_offset=page * page_bytes,
+            target_offset=page * page_bytes,
+            num_bytes=page_bytes,
         )
-    )
-    from pdserve import _fabric
-
-    _fabric.LayerCounter.at(counter.address).tick()
-    for fabric, kind in ((target, Landed), (initiator, PushEnded)):
-        assert select.select([fabric.fileno()], [], [], 20.0)[0]
-        assert [type(event) for event in fabric.poll()] == [kind]
+        initiator.arm(write)
+    assert select.select([target.fileno()], [], [], 20.0)[0]
+    assert [type(event) for event in target.poll()] == [Landed]
     assert target_region.buffer[:] == source_region.buffer[:]
     assert target.stats().num_immediates_received == num_pages
-    for opened in (initiator, target, source_region, target_region, counter):
+    for opened in (initiator, target, source_region, target_region):
         opened.close()
