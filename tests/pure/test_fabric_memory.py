@@ -42,13 +42,17 @@ FAULTS = st.builds(
 )
 
 
+NICS = st.tuples(st.integers(1, 3), st.integers(1, 3))
+"""Of the initiator and of the target."""
+
+
 class Pair:
     """An initiator and a target on a virtual clock, with one push of 80 pages, more than a window, at hand."""
 
-    def __init__(self, seed: int, faults: MemoryFaults) -> None:
+    def __init__(self, seed: int, faults: MemoryFaults, nics: tuple[int, int] = (1, 1)) -> None:
         self.clock = VirtualClock()
         self.network = MemoryNetwork(seed, self.clock, faults)
-        self.initiator, self.target = self.network.open(), self.network.open()
+        self.initiator, self.target = (self.network.open(num_nics_by_group=(num_nics,)) for num_nics in nics)
         self.source_region = SharedRegion.create(name="source", num_bytes=PUSHED_BYTES + 8)
         self.target_region = SharedRegion.create(name="target", num_bytes=PUSHED_BYTES + 8)
         self.counter = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
@@ -108,9 +112,11 @@ class Pair:
             self.clock.advance_ns(max(0, next_ns - self.clock.now_ns()))
 
 
-@given(seed=st.integers(0, 2**32), faults=FAULTS)
-def test_push_ends_once_and_never_reads_its_source_afterwards(seed: int, faults: MemoryFaults) -> None:
-    pair = Pair(seed, faults)
+@given(seed=st.integers(0, 2**32), faults=FAULTS, nics=NICS)
+def test_push_ends_once_and_never_reads_its_source_afterwards(
+    seed: int, faults: MemoryFaults, nics: tuple[int, int]
+) -> None:
+    pair = Pair(seed, faults, nics)
     pair.expect_all()
     pair.arm()
     pair.tick()
@@ -129,9 +135,11 @@ def test_push_ends_once_and_never_reads_its_source_afterwards(seed: int, faults:
     pair.close()
 
 
-@given(seed=st.integers(0, 2**32), cancel_at_ns=st.integers(0, 2 * MAX_DELAY_NS))
-def test_cancelled_push_then_flush_leaves_nothing_under_way(seed: int, cancel_at_ns: int) -> None:
-    pair = Pair(seed, MemoryFaults(max_delay_ns=MAX_DELAY_NS, reorder=True))
+@given(seed=st.integers(0, 2**32), cancel_at_ns=st.integers(0, 2 * MAX_DELAY_NS), nics=NICS)
+def test_cancelled_push_then_flush_leaves_nothing_under_way(
+    seed: int, cancel_at_ns: int, nics: tuple[int, int]
+) -> None:
+    pair = Pair(seed, MemoryFaults(max_delay_ns=MAX_DELAY_NS, reorder=True), nics)
     pair.arm()
     pair.tick()
     pair.initiator.poll()
@@ -147,9 +155,9 @@ def test_cancelled_push_then_flush_leaves_nothing_under_way(seed: int, cancel_at
     pair.close()
 
 
-@given(seed=st.integers(0, 2**32), fence_at_ns=st.integers(0, 2 * MAX_DELAY_NS))
-def test_nothing_lands_after_fenced(seed: int, fence_at_ns: int) -> None:
-    pair = Pair(seed, MemoryFaults(max_delay_ns=MAX_DELAY_NS, reorder=True))
+@given(seed=st.integers(0, 2**32), fence_at_ns=st.integers(0, 2 * MAX_DELAY_NS), nics=NICS)
+def test_nothing_lands_after_fenced(seed: int, fence_at_ns: int, nics: tuple[int, int]) -> None:
+    pair = Pair(seed, MemoryFaults(max_delay_ns=MAX_DELAY_NS, reorder=True), nics)
     pair.arm()
     pair.tick()
     pair.initiator.poll()
@@ -161,6 +169,18 @@ def test_nothing_lands_after_fenced(seed: int, fence_at_ns: int) -> None:
             assert event.exposure == pair.exposure
             before = pair.written()
     assert before == pair.written()
+    pair.close()
+
+
+@pytest.mark.parametrize("nics", [(1, 1), (2, 2), (4, 2), (2, 4), (1, 4)])
+def test_push_uses_the_nics_of_both_sides_alike(nics: tuple[int, int]) -> None:
+    pair = Pair(1, MemoryFaults(), nics)
+    pair.arm()
+    pair.tick()
+    assert [type(event) for event in pair.initiator.poll()] == [PushEnded]
+    posting, receiving = nics
+    assert pair.initiator.stats().bytes_posted_by_nic == (PUSHED_BYTES // posting,) * posting
+    assert pair.target.inbox.num_received_by_nic == dict.fromkeys(range(receiving), NUM_PAGES // receiving)
     pair.close()
 
 
