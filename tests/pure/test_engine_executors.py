@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pure.tiny_checkpoints import DENSE, random_tokens, reference_logits, write_checkpoint
+from tests.pure.tiny_checkpoints import CHECKPOINTS, random_tokens, reference_logits, write_checkpoint
 
 from pdserve._kernels import CpuKernels, PackedMatrix
 from pdserve.bench.handoff_check import NATURAL_TEXT
@@ -39,7 +39,7 @@ class Checkpoint:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
-    return {name: load(name, tmp_path_factory.mktemp(name)) for name in DENSE}
+    return {name: load(name, tmp_path_factory.mktemp(name)) for name in CHECKPOINTS}
 
 
 def load(name: str, model_dir: Path) -> Checkpoint:
@@ -80,7 +80,7 @@ def all_logits(executor: Executor, token_ids: list[int], cuts: list[int], pages:
 
 
 @pytest.mark.parametrize("kind", [CpuExecutor, TorchExecutor])
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", CHECKPOINTS)
 def test_logits_of_each_executor_in_chunks_equal_transformers(
     kind: type[CpuExecutor] | type[TorchExecutor], name: str, checkpoints: dict[str, Checkpoint]
 ) -> None:
