@@ -27,6 +27,7 @@ from tests.process.engine_under_test import (
     whole_kv,
     write_nine_heads,
 )
+from tests.pure.tiny_checkpoints import write_checkpoint
 
 from pdserve.engine.client import RankEngine, start_engine
 from pdserve.errors import ConfigError
@@ -87,6 +88,16 @@ async def test_kv_and_tokens_of_smollm2_on_3_ranks_equal_those_on_one(model: Mod
     expected, cut = [
         await outcome(model.dir, tensor_parallel_size=num_ranks, prompt=text_ids[:41], num_tokens=4)
         for num_ranks in (1, 3)
+    ]
+    assert_equal(cut, expected)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-moe"])
+async def test_kv_tails_and_tokens_of_mixtures_on_2_ranks_equal_those_on_one(name: str, tmp_path: Path) -> None:
+    """Latent attention, where both ranks hold the whole cache, and experts."""
+    write_checkpoint(name, tmp_path)
+    expected, cut = [
+        await outcome(tmp_path, tensor_parallel_size=num_ranks, prompt=PROMPT, num_tokens=6) for num_ranks in (1, 2)
     ]
     assert_equal(cut, expected)
 
