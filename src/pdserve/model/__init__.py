@@ -1,6 +1,7 @@
-"""Dense decoder models: what a directory holds, its weights, and the forward pass in plain torch.
+"""Decoder models: what a directory holds, its weights, and the forward pass in plain torch, whole or one rank's part.
 
-Knows nothing of pages, batches of requests or transport: attention is a function that the caller passes in.
-Only `decoder`, `rope` and `weights` import torch; what a worker or the gateway needs (`source`, `config`) does not.
-Start with `config.py`, then `decoder.py`.
+Knows nothing of pages, batches of requests, processes or transport: the KV cache and the communicator are ports that
+the caller implements (`attention.py`, `parallel.py`). What a worker or the gateway needs (`source`, `config`,
+`checkpoint`) loads no torch.
+Start with `config.py`, then `parallel.py` and `decoder.py`.
 """
