@@ -141,6 +141,7 @@ def join_message(
         model_fingerprint=model_fingerprint,
         max_model_len=max_model_len,
         lease_s=lease_s,
+        tensor_parallel_size=1,
         loads=loads,
     )
 

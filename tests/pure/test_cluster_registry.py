@@ -32,6 +32,7 @@ def join_of(worker_id: str = "d0", **changed: Any) -> Join:
         model_fingerprint="f1",
         max_model_len=2048,
         lease_s=1.0,
+        tensor_parallel_size=1,
         loads=(Load(),),
     )
     return msgspec.structs.replace(join, **changed)

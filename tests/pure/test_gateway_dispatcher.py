@@ -41,6 +41,7 @@ def join_of(worker_id: str, incarnation: int, *, num_ranks: int = 1) -> Join:
         model_fingerprint="f",
         max_model_len=64,
         lease_s=10.0,
+        tensor_parallel_size=1,
         loads=(Load(),) * num_ranks,
     )
 

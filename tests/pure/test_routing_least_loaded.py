@@ -24,6 +24,7 @@ def worker(worker_id: str, role: Role, *loads: Load) -> WorkerView:
         role=role,
         url=f"http://{worker_id}",
         max_model_len=100,
+        tensor_parallel_size=1,
         ranks=tuple(RankView(dp_rank=dp_rank, load=load) for dp_rank, load in enumerate(loads or (EMPTY,))),
         joined_ns=0,
         lease_ns=1,
@@ -213,6 +214,7 @@ def join_of(worker_id: str, role: Role, loads: tuple[Load, ...]) -> Join:
         model_fingerprint="f",
         max_model_len=100,
         lease_s=1.0,
+        tensor_parallel_size=1,
         loads=loads,
     )
 

@@ -86,6 +86,7 @@ to_gateway = st.one_of(
         model_fingerprint=st.text(max_size=12),
         max_model_len=counts,
         lease_s=finite,
+        tensor_parallel_size=st.integers(1, 16),
         loads=loads,
     ),
     st.builds(WorkerHeartbeat, sender=incarnations, loads=loads, num_prefill_peers=counts),

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from pdserve.bench.api_client import Answer, ApiClient
+from pdserve.config.deployment import WorkerPlace
 from pdserve.errors import InternalError
 from pdserve.kv.snapshot import KvSnapshot
 
@@ -86,6 +87,18 @@ class Prober:
             found = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
             if found > num_local:
                 raise InternalError(f"{worker['worker_id']} prefilled {found:g} prompts locally: {lines}")
+
+    async def require_shape(self, places: Sequence[WorkerPlace], captured: Sequence[Captured]) -> None:
+        """Raises: `InternalError` when a worker has not the ranks that it should, or one of them decoded nothing."""
+        workers = {worker["worker_id"]: worker for worker in await self._client.workers()}
+        for place in places:
+            found = (workers[place.name]["tensor_parallel_size"], len(workers[place.name]["ranks"]))
+            if found != (place.tensor_parallel_size, place.data_parallel_size):
+                raise InternalError(f"{place.name} has tensor and data parallel sizes {found}, not those of {place}")
+        num_dp_ranks = max(place.data_parallel_size for place in places)
+        used = {each.kv.dp_rank for each in captured if each.kv is not None}
+        if len(used) != num_dp_ranks:
+            raise InternalError(f"only the data parallel ranks {sorted(used)} of {num_dp_ranks} decoded a prompt")
 
     async def _kv(self, answer: Answer) -> KvSnapshot:
         for worker in await self._client.workers():

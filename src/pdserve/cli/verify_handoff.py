@@ -122,9 +122,11 @@ async def _probe(
         prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
         handed_over = [await prober.hand_over(prompt) for prompt in prompts]
         await prober.require_remote(num_local=sum(len(prompt) == 1 for prompt in prompts))
+        await prober.require_shape(apart.places, handed_over)
     async with LocalDeployment(colocated, on_progress=say) as deployment, aiohttp.ClientSession() as session:
         prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
         local = [await prober.compute_locally(prompt) for prompt in prompts]
+        await prober.require_shape(colocated.places, local)
     return handed_over, local
 
 

@@ -97,6 +97,7 @@ class Registry:
             role=join.role,
             url=join.url,
             max_model_len=join.max_model_len,
+            tensor_parallel_size=join.tensor_parallel_size,
             ranks=_ranks_of(join.loads),
             joined_ns=now_ns,
             lease_ns=lease_ns,

@@ -44,6 +44,7 @@ class WorkerView:
     role: Role
     url: str
     max_model_len: int
+    tensor_parallel_size: int
     ranks: tuple[RankView, ...]
     """By data parallel rank; at least one, and exactly one of a prefill worker."""
     joined_ns: int

@@ -50,9 +50,14 @@ def place_workers(request: DeploymentRequest) -> tuple[WorkerPlace, ...]:
         *((Role.DECODE, f"decode-{index}") for index in range(request.num_decode)),
         *((Role.BOTH, f"colocated-{index}") for index in range(request.num_colocated)),
     ]
+    cpus, num_shares = request.available_cpus, len(roles)
     return tuple(
         WorkerPlace(
-            name=name, role=role, cpus=share_of_cpus(request.available_cpus, index=index, num_shares=len(roles))
+            name=name,
+            role=role,
+            cpus=share_of_cpus(cpus, index=index, num_shares=num_shares),
+            tensor_parallel_size=request.prefill_tp if role is Role.PREFILL else request.decode_tp,
+            data_parallel_size=1 if role is Role.PREFILL else request.decode_dp,
         )
         for index, (role, name) in enumerate(roles)
     )

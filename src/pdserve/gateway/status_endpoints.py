@@ -26,6 +26,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     joined_s_ago: float
     lease_left_s: float
+    tensor_parallel_size: int
     num_prefill_peers: int
     """Prefill workers that it is connected to; 0 where it needs none."""
     ranks: list[dict[str, int]]
@@ -68,6 +69,7 @@ class StatusEndpoints:
                 max_model_len=worker.max_model_len,
                 joined_s_ago=ns_to_seconds(now_ns - worker.joined_ns),
                 lease_left_s=ns_to_seconds(worker.lease_deadline_ns - now_ns),
+                tensor_parallel_size=worker.tensor_parallel_size,
                 num_prefill_peers=worker.num_prefill_peers,
                 ranks=[{"dp_rank": rank.dp_rank, **msgspec.structs.asdict(rank.load)} for rank in worker.ranks],
             )

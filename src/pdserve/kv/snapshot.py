@@ -14,6 +14,8 @@ from pdserve.kv.shard import KvSharding
 class KvSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KV of the first tokens of one sequence on every rank, replicas included."""
 
+    dp_rank: int
+    """The data parallel rank that holds it."""
     sharding: KvSharding
     num_tokens: int
     ranks: tuple[bytes, ...]
@@ -25,6 +27,7 @@ class KvSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         buffers: Sequence[mmap],
         sharding: KvSharding,
         *,
+        dp_rank: int = 0,
         num_pages: int,
         page_indices: tuple[int, ...],
         num_tokens: int,
@@ -36,7 +39,7 @@ class KvSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ).tobytes()
             for buffer in buffers
         )
-        return cls(sharding=sharding, num_tokens=num_tokens, ranks=ranks)
+        return cls(dp_rank=dp_rank, sharding=sharding, num_tokens=num_tokens, ranks=ranks)
 
     def of_rank(self, rank: int) -> NDArray[np.uint8]:
         layout = self.sharding.rank_layout

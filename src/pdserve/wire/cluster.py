@@ -36,6 +36,8 @@ class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     model_fingerprint: str
     max_model_len: int
     lease_s: float
+    tensor_parallel_size: int
+    """Ranks of each data parallel rank; shown to operators, nothing is decided on it."""
     loads: tuple[Load, ...]
     """By data parallel rank; at least one."""
 

@@ -26,6 +26,7 @@ class Captures:
         self._captures[request.request_id] = KvSnapshot.take(
             [host_buffer(region) for region in engine.kv_regions],
             engine.info.sharding,
+            dp_rank=dp_rank,
             num_pages=engine.info.num_pages,
             page_indices=page_indices,
             num_tokens=len(request.generate.prompt_token_ids) - (not is_local),

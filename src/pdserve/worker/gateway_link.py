@@ -112,6 +112,7 @@ class GatewayLink:
             model_fingerprint=identity.model_fingerprint,
             max_model_len=min(engine.max_model_len, engine.num_pages * engine.sharding.layout.page_slots),
             lease_s=settings.lease_s,
+            tensor_parallel_size=engine.sharding.num_ranks,
             loads=self._driver.core.loads(),
         )
         try:
