@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pdserve.engine.kv_storage import KvStorage
+from pdserve.engine.kv_storage import TORCH_DTYPES, KvStorage
 from pdserve.engine.torch_executor import TorchExecutor
 from pdserve.ids import SequenceId
 from pdserve.kv.shard import KvSharding
@@ -32,14 +32,14 @@ class Paged:
     executor: TorchExecutor
 
     @classmethod
-    def load(cls, model_dir: Path, communicator: Communicator | None = None) -> "Paged":
+    def load(cls, model_dir: Path, communicator: Communicator | None = None, *, dtype: str = "float32") -> "Paged":
         communicator = communicator or SingleRank()
         config = read_config(model_dir)
         decoder = load_decoder(
-            model_dir, config, dtype=torch.float32, device=torch.device("cpu"), communicator=communicator
+            model_dir, config, dtype=TORCH_DTYPES[dtype], device=torch.device("cpu"), communicator=communicator
         )
         sharding = KvSharding(
-            layout=config.kv_layout(page_slots=PAGE_SLOTS, dtype="float32"), num_ranks=communicator.num_ranks
+            layout=config.kv_layout(page_slots=PAGE_SLOTS, dtype=dtype), num_ranks=communicator.num_ranks
         )
         storage = KvStorage.create(layout=sharding.rank_layout, num_pages=NUM_PAGES)
         return cls(sharding=sharding, storage=storage, executor=TorchExecutor(decoder, storage))

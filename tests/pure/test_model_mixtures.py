@@ -96,6 +96,18 @@ def test_logits_without_kernels_equal_those_with_them(name: str, tmp_path: Path)
     assert (logits_TV - logits_in_chunks(Paged.load(tmp_path), token_ids, [40])).abs().max() < MAX_DIFFERENCE
 
 
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v2", "deepseek-v3-yarn"])
+def test_logits_in_bfloat16_are_near_those_of_transformers_in_float32(
+    name: str, written: dict[str, tuple[Path, Any]]
+) -> None:
+    """8 bits of mantissa leave some percent; what chooses the experts is kept in float32."""
+    model_dir, reference = written[name]
+    token_ids = random_tokens(1, NUM_TOKENS)
+    expected_TV = reference_logits(reference, token_ids)
+    logits_TV = logits_in_chunks(Paged.load(model_dir, dtype="bfloat16"), token_ids, [20, 39, NUM_TOKENS])
+    assert (logits_TV - expected_TV).abs().mean() < 0.05 * expected_TV.std()
+
+
 def test_absorbed_and_expanded_attention_agree(written: dict[str, tuple[Path, Any]]) -> None:
     """The single token that is absorbed, against the last row of a chunk that is expanded."""
     model_dir, _ = written["deepseek-v3-yarn"]

@@ -77,6 +77,14 @@ def test_fingerprint_changes_with_weights_and_config_only(tmp_path: Path) -> Non
     assert fingerprint(first, read_config(first)) != before
 
 
+def test_fingerprint_changes_with_a_setting_of_the_experts(tmp_path: Path) -> None:
+    write_checkpoint("deepseek-v3", tmp_path)
+    before = fingerprint(tmp_path, read_config(tmp_path))
+    config_path = tmp_path / "config.json"
+    config_path.write_text(json.dumps(json.loads(config_path.read_text()) | {"topk_group": 3}))
+    assert fingerprint(tmp_path, read_config(tmp_path)) != before
+
+
 def test_tokenizer_of_the_default_model_splits_digits_and_adds_no_token() -> None:
     tokenizer = Tokenizer.load(smollm2.prepare())
     text = "In 1984, naïve 日本\n  code"
