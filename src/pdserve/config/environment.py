@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`PDSERVE_CACHE`: where prepared models lie; default `~/.cache/pdserve`."""
-    return Path(os.environ.get("PDSERVE_CACHE", "~/.cache/pdserve")).expanduser()
+    """`PDSERVE_CACHE`: where prepared models lie; unset or empty: `~/.cache/pdserve`."""
+    return Path(os.environ.get("PDSERVE_CACHE") or "~/.cache/pdserve").expanduser()
 
 
 def api_key() -> str | None:
