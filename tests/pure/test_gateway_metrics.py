@@ -72,11 +72,12 @@ def test_gateway_metrics_observe_finished_counts_each_known_interval_once() -> N
 
 def test_worker_metrics_totals_follow_the_fabric() -> None:
     metrics = WorkerMetrics(model_name="m")
-    for num_bytes in (10, 10, 25):
+    for by_nic in ((10, 0), (10, 4), (25, 4)):
         metrics.set_fabric(
-            num_bytes_pushed=num_bytes, num_writes_failed=0, num_stale_immediates=1, num_in_flight=num_bytes
+            num_bytes_pushed=by_nic, num_writes_failed=0, num_stale_immediates=1, num_in_flight=sum(by_nic)
         )
-    assert metrics.registry.get_sample_value("pdserve:bytes_pushed_total") == 25
+    assert metrics.registry.get_sample_value("pdserve:bytes_pushed_total", {"nic": "0"}) == 25
+    assert metrics.registry.get_sample_value("pdserve:bytes_pushed_total", {"nic": "1"}) == 4
     assert metrics.registry.get_sample_value("pdserve:stale_immediates_total") == 1
-    assert metrics.registry.get_sample_value("pdserve:pushes_in_flight") == 25
-    assert b"pdserve:bytes_pushed_total 25.0" in metrics.exposition()
+    assert metrics.registry.get_sample_value("pdserve:pushes_in_flight") == 29
+    assert b'pdserve:bytes_pushed_total{nic="0"} 25.0' in metrics.exposition()

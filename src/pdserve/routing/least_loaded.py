@@ -41,7 +41,7 @@ def choose(
     excluded_workers: Set[WorkerId] = frozenset(),
     excluded_ranks: Set[RankKey] = frozenset(),
 ) -> Route:
-    """The least loaded rank of all decode workers, and the prefill worker for it; last ties go to the lower id and rank.
+    """The least loaded rank of all decode workers, and the prefill worker for it; the last ties go to the lower id.
 
     An excluded worker is neither of the two, with all its ranks; an excluded rank leaves its worker's others.
 

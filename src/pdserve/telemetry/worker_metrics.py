@@ -84,7 +84,12 @@ class WorkerMetrics:
         self._stale_messages["prefill"].set(num_from_prefill)
 
     def set_fabric(
-        self, *, num_bytes_pushed: tuple[int, ...], num_writes_failed: int, num_stale_immediates: int, num_in_flight: int
+        self,
+        *,
+        num_bytes_pushed: tuple[int, ...],
+        num_writes_failed: int,
+        num_stale_immediates: int,
+        num_in_flight: int,
     ) -> None:
         """Totals since the fabric was opened, bytes by NIC, and the writes in flight now."""
         for nic, num_bytes in enumerate(num_bytes_pushed):
