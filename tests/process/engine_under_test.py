@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +142,17 @@ def whole_kv(engine: RankEngine) -> NDArray[np.uint8]:
     return np.concatenate(parts, axis=2)
 
 
+def open_files(pid: int) -> list[str]:
+    names: list[str] = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        # A process that loads modules closes files while we look.
+        with suppress(FileNotFoundError):
+            names.append(str(path.readlink()))
+    return names
+
+
 def listening_addresses(pids: Sequence[int]) -> list[str]:
     """Hexadecimal, as of /proc/net/tcp: `sl local_address rem_address st ... inode`; state 0A listens."""
-    sockets = {str(path.readlink()) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    sockets = {name for pid in pids for name in open_files(pid)}
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
     return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]

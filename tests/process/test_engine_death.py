@@ -123,8 +123,9 @@ async def test_rank_killed_while_the_others_wait_for_it_is_named(nine_heads: Pat
     pids = await started_ranks(starting)
     os.kill(pids[1], signal.SIGSTOP)
     async with all_end(pids):
-        while not all(listening_addresses([pids[rank]]) for rank in (0, 2)):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(listening_addresses([pids[rank]]) for rank in (0, 2)):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(InternalError, match=ended_by_kill(1, pids[1])):
             await asyncio.wait_for(starting, DEADLINE_S)

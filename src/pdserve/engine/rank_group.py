@@ -22,71 +22,87 @@ _CAUSE_TIMEOUT_S = 2.0
 class RankGroup:
     """Once it has failed, every later request does, with the same error."""
 
-    def __init__(self, ranks: Sequence[RankProcess]) -> None:
-        self.ranks = tuple(ranks)
-        self._failure: asyncio.Future[PdserveError] = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.create_task(self._watch())
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ranks: tuple[RankProcess, ...] = ()
+        self._failure: asyncio.Future[PdserveError] = loop.create_future()
+        self._replies: dict[int, RankReply] = {}
+        self._all_replied: asyncio.Future[None] | None = None
+        """None while nothing is asked."""
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def spawn(cls, spec: EngineSpec, *, kv_bytes: int, rendezvous_fd: int | None) -> "RankGroup":
         """`kv_bytes` are those of the KV region of each rank."""
-        inherited_fds = () if rendezvous_fd is None else (rendezvous_fd,)
-        ranks: list[RankProcess] = []
+        group = cls()
         try:
             for rank in range(spec.tensor_parallel_size):
-                map_kv = partial(map_region, num_bytes=kv_bytes, cuda_device=cuda_device_of(spec, rank=rank))
-                ranks.append(
-                    await RankProcess.spawn(
-                        rank, num_threads=spec.num_threads, inherited_fds=inherited_fds, map_kv=map_kv
-                    )
+                process = await RankProcess.spawn(
+                    rank,
+                    num_threads=spec.num_threads,
+                    inherited_fds=() if rendezvous_fd is None else (rendezvous_fd,),
+                    map_kv=partial(map_region, num_bytes=kv_bytes, cuda_device=cuda_device_of(spec, rank=rank)),
+                    on_reply=group._take_reply,
                 )
+                group.ranks += (process,)
         except BaseException:
-            await asyncio.gather(*(rank.close() for rank in ranks))
+            await group.close()
             raise
-        return cls(ranks)
+        group._watching = asyncio.create_task(group._watch())
+        return group
 
     async def ask(self, frames: Sequence[bytes], *, what: str, timeout_s: float) -> list[RankReply]:
-        """The answers to one request to each rank.
+        """The answers to one request to each rank. Requires: no other is being asked.
 
         Raises: `InternalError` that names the rank which died or failed; `ConfigError` when one refused to start.
         """
         if self._failure.done():
             raise self._failure.result()
-        asking = asyncio.create_task(self._ask_each(frames))
+        self._replies.clear()
+        self._all_replied = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({asking, self._failure}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise self._fail(InternalError(f"{what} did not end in {timeout_s:.0f} s"))
-            return asking.result()
+            async with asyncio.timeout(timeout_s):
+                for rank, frame in zip(self.ranks, frames, strict=True):
+                    await rank.send(frame)
+                await self._all_replied
+            return [self._replies[rank.rank] for rank in self.ranks]
+        except TimeoutError:
+            raise self._fail(InternalError(f"{what} did not end in {timeout_s:.0f} s")) from None
         except asyncio.CancelledError:
             # The conversation is in an unknown state.
             self._fail(InternalError(f"{what} was abandoned"))
             raise
         finally:
-            asking.cancel()
-            await asyncio.wait({asking})
+            self._all_replied = None
 
-    async def _ask_each(self, frames: Sequence[bytes]) -> list[RankReply]:
-        return await asyncio.gather(*(rank.ask(frame) for rank, frame in zip(self.ranks, frames, strict=True)))
+    def _take_reply(self, rank: int, reply: RankReply) -> None:
+        if self._all_replied is None or rank in self._replies:
+            raise InternalError(f"rank {rank} said {type(reply).__name__} without being asked")
+        self._replies[rank] = reply
+        if len(self._replies) == len(self.ranks) and not self._all_replied.done():
+            self._all_replied.set_result(None)
 
     async def wait_failed(self) -> PdserveError:
         """What became of the group, once it has failed or is closed."""
         return await asyncio.shield(self._failure)
 
     async def close(self) -> None:
-        """Requires: no views of the regions are left."""
-        self._watching.cancel()
-        if not self._failure.done():
-            self._failure.set_result(InternalError("the engine is closed"))
+        """Ends all ranks. Requires: no views of the regions are left."""
+        if self._watching is not None:
+            self._watching.cancel()
+        self._fail(InternalError("the engine is closed"))
         await asyncio.gather(*(rank.close() for rank in self.ranks))
 
     def _fail(self, error: PdserveError) -> PdserveError:
         """Ends all ranks. Returns the first failure, which is the one that counts."""
         if not self._failure.done():
             self._failure.set_result(error)
+        failure = self._failure.result()
+        if self._all_replied is not None and not self._all_replied.done():
+            self._all_replied.set_exception(failure)
         for rank in self.ranks:
             rank.kill()
-        return self._failure.result()
+        return failure
 
     async def _watch(self) -> None:
         self._fail(_error_of(await self._first_cause()))

@@ -12,13 +12,12 @@ import msgspec
 
 from pdserve.config.environment import child_environment
 from pdserve.engine.rank_protocol import (
-    LENGTH_BYTES,
     MAX_REGIONS,
     RankFailed,
     RankReply,
     StartRefused,
-    frame_length,
     reply_decoder,
+    take_frames,
 )
 from pdserve.engine.region import Region
 from pdserve.errors import ConfigError, InternalError
@@ -26,6 +25,8 @@ from pdserve.shared_region import SharedRegion
 
 _EXIT_TIMEOUT_S = 5.0
 """From the end of the file to the end of the process."""
+_RECEIVE_BYTES = 64 * 1024
+"""More than most replies: 12 bytes for each sampled token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +64,33 @@ class RankProcess:
         process: asyncio.subprocess.Process,
         *,
         map_kv: Callable[[int], Region],
+        on_reply: Callable[[int, RankReply], None],
     ) -> None:
-        """`map_kv` maps the KV region of this descriptor."""
+        """`map_kv` maps the KV region of a descriptor; `on_reply` takes all that the rank says but its last words."""
         self.rank = rank
         self.pid = process.pid
         self.kv_region: Region | None = None
         """None until the rank is ready."""
         self.lead_regions: tuple[SharedRegion, ...] = ()
         self._map_kv = map_kv
+        self._on_reply = on_reply
         self._socket = connection
         self._process = process
-        # A rank answers what it is asked, so more than one reply is never underway.
-        self._replies: asyncio.Queue[RankReply] = asyncio.Queue(maxsize=1)
-        self.end = asyncio.create_task(self._listen())
+        self._received = bytearray()
+        loop = asyncio.get_running_loop()
+        self._last_words: asyncio.Future[StartRefused | RankFailed | None] = loop.create_future()
+        loop.add_reader(connection, self._read)
+        self.end = asyncio.create_task(self._ended())
 
     @classmethod
     async def spawn(
-        cls, rank: int, *, num_threads: int, inherited_fds: tuple[int, ...], map_kv: Callable[[int], Region]
+        cls,
+        rank: int,
+        *,
+        num_threads: int,
+        inherited_fds: tuple[int, ...],
+        map_kv: Callable[[int], Region],
+        on_reply: Callable[[int, RankReply], None],
     ) -> "RankProcess":
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -96,86 +107,61 @@ class RankProcess:
                 env=child_environment(OMP_NUM_THREADS=str(num_threads), GLOO_SOCKET_IFNAME="lo"),
             )
             undo.pop_all()
-        return cls(rank, ours, process, map_kv=map_kv)
+        return cls(rank, ours, process, map_kv=map_kv, on_reply=on_reply)
 
-    async def ask(self, frame: bytes) -> RankReply:
-        """The answer to one request. Never returns once the rank has ended: wait for `end` too."""
+    async def send(self, frame: bytes) -> None:
+        """What is sent to a rank that has ended is lost: `end` says so."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             await asyncio.get_running_loop().sock_sendall(self._socket, frame)
-        return await self._replies.get()
 
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
 
     async def close(self) -> None:
-        """The rank exits when it sees the end of the file; what does not within the deadline is killed.
-
-        Requires: no views of the regions are left.
-        """
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        try:
-            await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+        """Ends the process and unmaps the regions. Requires: no views of them are left."""
+        self.kill()
         await self.end
         self._socket.close()
         for region in (self.kv_region, *self.lead_regions):
             if region is not None:
                 region.close()
 
-    async def _listen(self) -> RankEnd:
-        """Takes replies in until the rank ends."""
-        last_words = None
+    def _read(self) -> None:
+        """Takes in what lies in the socket; the last thing to be read are the last words, or the end of the file."""
         try:
-            reply = await self._receive(await self._receive_regions())
-            while not isinstance(reply, StartRefused | RankFailed):
-                self._replies.put_nowait(reply)
-                reply = await self._receive(b"")
-            last_words = reply
-        except (EOFError, ConnectionResetError):
-            pass
+            piece, fds, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, MAX_REGIONS)
+            if fds:
+                self.lead_regions = tuple(SharedRegion.from_fd(fd) for fd in fds[1:])
+                self.kv_region = self._map_kv(fds[0])
+            self._received += piece
+            for payload in take_frames(self._received):
+                reply = reply_decoder.decode(payload)
+                if isinstance(reply, StartRefused | RankFailed):
+                    self._stop_reading(reply)
+                    return
+                self._on_reply(self.rank, reply)
+            if not piece:
+                self._stop_reading(None)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            self._stop_reading(None)
         except ConfigError as error:
-            last_words = StartRefused(message=error.message)
             self.kill()
-        except (InternalError, msgspec.DecodeError, asyncio.QueueFull) as error:
-            last_words = RankFailed(message=f"it broke the protocol: {error!r}", lost_peer=False)
+            self._stop_reading(StartRefused(message=error.message))
+        except (InternalError, msgspec.DecodeError, OSError) as error:
             self.kill()
+            self._stop_reading(RankFailed(message=f"what it said is lost: {error!r}", lost_peer=False))
+
+    def _stop_reading(self, last_words: StartRefused | RankFailed | None) -> None:
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._last_words.set_result(last_words)
+
+    async def _ended(self) -> RankEnd:
+        last_words = await self._last_words
         try:
             exit_status = await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             exit_status = None
         return RankEnd(rank=self.rank, pid=self.pid, last_words=last_words, exit_status=exit_status)
-
-    async def _receive_regions(self) -> bytes:
-        """Maps the regions that come with the first reply; returns the bytes that came with them."""
-        await self._readable()
-        received, fds, _, _ = socket.recv_fds(self._socket, LENGTH_BYTES, MAX_REGIONS)
-        if fds:
-            self.lead_regions = tuple(SharedRegion.from_fd(fd) for fd in fds[1:])
-            self.kv_region = self._map_kv(fds[0])
-        return received
-
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        readable = loop.create_future()
-        loop.add_reader(self._socket, lambda: readable.done() or readable.set_result(None))
-        try:
-            await readable
-        finally:
-            loop.remove_reader(self._socket)
-
-    async def _receive(self, received: bytes) -> RankReply:
-        header = received + await self._receive_exactly(LENGTH_BYTES - len(received))
-        return reply_decoder.decode(await self._receive_exactly(frame_length(header)))
-
-    async def _receive_exactly(self, num_bytes: int) -> bytes:
-        received = bytearray()
-        while len(received) < num_bytes:
-            piece = await asyncio.get_running_loop().sock_recv(self._socket, num_bytes - len(received))
-            if not piece:
-                raise EOFError
-            received += piece
-        return bytes(received)

@@ -7,6 +7,7 @@ either side ends both. All ranks are sent the same `RunPass`.
 """
 
 import socket
+from collections.abc import Iterator
 
 import msgspec
 
@@ -72,7 +73,18 @@ def encode_frame(message: RankRequest | RankReply) -> bytes:
     return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
 
 
-def frame_length(header: bytes) -> int:
+def take_frames(received: bytearray) -> Iterator[bytes]:
+    """The payloads of the whole frames in it, which are removed from it."""
+    while len(received) >= LENGTH_BYTES:
+        stop = LENGTH_BYTES + _frame_length(received[:LENGTH_BYTES])
+        if len(received) < stop:
+            return
+        payload = bytes(received[LENGTH_BYTES:stop])
+        del received[:stop]
+        yield payload
+
+
+def _frame_length(header: bytes | bytearray) -> int:
     length = int.from_bytes(header, "little")
     if length > MAX_MESSAGE_BYTES:
         raise InternalError(f"a message of {length} bytes between worker and rank is over the bound")
@@ -82,7 +94,7 @@ def frame_length(header: bytes) -> int:
 def receive_request(connection: socket.socket) -> RankRequest | None:
     """The next request, waiting for it; None at the end of the file."""
     header = _receive_exactly(connection, LENGTH_BYTES)
-    payload = _receive_exactly(connection, frame_length(header)) if header is not None else None
+    payload = _receive_exactly(connection, _frame_length(header)) if header is not None else None
     return request_decoder.decode(payload) if payload is not None else None
 
 
