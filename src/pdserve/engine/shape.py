@@ -57,4 +57,3 @@ def info_of(spec: EngineSpec) -> EngineInfo:
         model_fingerprint=fingerprint(model_dir, config),
         pids=(),
     )
-
