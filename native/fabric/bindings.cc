@@ -5,12 +5,14 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <tuple>
 
 #include "fabric/engine.h"
@@ -76,8 +78,10 @@ void CheckUnlocked(Work work) {
   Check(status);
 }
 
-std::unique_ptr<Engine> OpenEngine(const std::string& provider, const GroupTuples& groups, uint64_t max_slice_bytes) {
-  Engine::Options options{.provider = provider, .groups = {}, .max_slice_bytes = max_slice_bytes};
+std::unique_ptr<Engine> OpenEngine(const std::string& provider, const GroupTuples& groups, uint64_t max_slice_bytes,
+                                   bool device_memory) {
+  Engine::Options options{
+      .provider = provider, .groups = {}, .max_slice_bytes = max_slice_bytes, .device_memory = device_memory};
   for (const auto& [bind_hosts, cpus] : groups) options.groups.push_back({bind_hosts, cpus});
   std::unique_ptr<Engine> engine;
   CheckUnlocked([&] { return Engine::Open(options, &engine); });
@@ -183,12 +187,13 @@ void BindRegionsAndPeers(nb::class_<Engine>& engine) {
           "address"_a, "num_bytes"_a)
       .def(
           "register",
-          [](Engine& self, uintptr_t address, uint64_t num_bytes, size_t group_index) {
+          [](Engine& self, uintptr_t address, uint64_t num_bytes, std::optional<int> cuda_device, size_t group_index) {
             uint32_t region_id = 0;
-            CheckUnlocked([&] { return self.Register(Pointer(address), num_bytes, group_index, &region_id); });
+            const Memory memory = {Pointer(address), num_bytes, cuda_device};
+            CheckUnlocked([&] { return self.Register(memory, group_index, &region_id); });
             return region_id;
           },
-          "address"_a, "num_bytes"_a, nb::kw_only(), "group_index"_a)
+          "address"_a, "num_bytes"_a, nb::kw_only(), "cuda_device"_a.none(), "group_index"_a)
       .def(
           "expose",
           [](Engine& self, uint32_t region_id) {
@@ -264,7 +269,7 @@ NB_MODULE(_fabric, module) {
       "Of the library that was loaded: (major, minor).");
 
   nb::class_<Engine> engine(module, "Engine");
-  engine.def(nb::new_(&OpenEngine), "provider"_a, nb::kw_only(), "groups"_a, "max_slice_bytes"_a)
+  engine.def(nb::new_(&OpenEngine), "provider"_a, nb::kw_only(), "groups"_a, "max_slice_bytes"_a, "device_memory"_a)
       .def_prop_ro("address",
                    [](const Engine& self) { return nb::bytes(self.address().data(), self.address().size()); })
       .def("fileno", &Engine::event_fd)

@@ -57,16 +57,17 @@ const fi_info* FindDomain(const fi_info* infos, std::string_view name) {
   return nullptr;
 }
 
-Status Domain::Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain) {
+Status Domain::Open(const Provider& provider, const std::string& bind_host, bool device_memory,
+                    std::unique_ptr<Domain>* domain) {
   std::unique_ptr<Domain> opened(new Domain(provider));
-  if (Status status = opened->GetInfo(bind_host); !status.ok()) return status;
+  if (Status status = opened->GetInfo(bind_host, device_memory); !status.ok()) return status;
   if (Status status = opened->OpenObjects(); !status.ok()) return status;
   if (Status status = opened->ReadAddress(); !status.ok()) return status;
   *domain = std::move(opened);
   return Status::Ok();
 }
 
-Status Domain::GetInfo(const std::string& bind_host) {
+Status Domain::GetInfo(const std::string& bind_host, bool device_memory) {
   std::unique_ptr<fi_info, InfoFreer> hints(fi_allocinfo());
   if (!hints) return Status::Failed("fi_allocinfo", ENOMEM);
   hints->caps = FI_MSG | FI_RMA;
@@ -76,7 +77,24 @@ Status Domain::GetInfo(const std::string& bind_host) {
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->fabric_attr->prov_name = strdup(provider_.libfabric_name);
+  if (device_memory) {
+    hints->caps |= FI_HMEM;
+    hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  }
 
+  if (int result = FindInfo(hints.get(), bind_host); result != 0) {
+    hints->caps &= ~FI_HMEM;
+    const bool would_do_without = device_memory && FindInfo(hints.get(), bind_host) == 0;
+    return Status::Failed("fi_getinfo", -result, would_do_without ? DeviceMemoryAdvice(provider_) : provider_.advice);
+  }
+  if (provider_.bind_host != BindHost::kName || bind_host.empty()) return Status::Ok();
+  const fi_info* named = FindDomain(info_.get(), bind_host);
+  if (named == nullptr) return Status::Invalid("open", "no NIC is called '" + bind_host + "'; " + provider_.advice);
+  info_.reset(fi_dupinfo(named));
+  return info_ ? Status::Ok() : Status::Failed("fi_dupinfo", ENOMEM);
+}
+
+int Domain::FindInfo(fi_info* hints, const std::string& bind_host) {
   const bool bound = provider_.bind_host == BindHost::kAddress && !bind_host.empty();
   fi_info* found = nullptr;
   int result = 0;
@@ -85,17 +103,12 @@ Status Domain::GetInfo(const std::string& bind_host) {
     hints->tx_attr->msg_order = order;
     hints->rx_attr->msg_order = order;
     reorders_writes_ = order == FI_ORDER_NONE;
-    result = fi_getinfo(kApiVersion, bound ? bind_host.c_str() : nullptr, nullptr, bound ? FI_SOURCE : 0, hints.get(),
-                        &found);
+    result =
+        fi_getinfo(kApiVersion, bound ? bind_host.c_str() : nullptr, nullptr, bound ? FI_SOURCE : 0, hints, &found);
     if (result != -FI_ENODATA) break;
   }
-  if (result != 0) return Status::Failed("fi_getinfo", -result, provider_.advice);
-  info_.reset(found);
-  if (provider_.bind_host != BindHost::kName || bind_host.empty()) return Status::Ok();
-  const fi_info* named = FindDomain(found, bind_host);
-  if (named == nullptr) return Status::Invalid("open", "no NIC is called '" + bind_host + "'; " + provider_.advice);
-  info_.reset(fi_dupinfo(named));
-  return info_ ? Status::Ok() : Status::Failed("fi_dupinfo", ENOMEM);
+  if (result == 0) info_.reset(found);
+  return result;
 }
 
 Status Domain::OpenObjects() {
@@ -167,23 +180,37 @@ Status Domain::ReadAddress() {
   return Status::Ok();
 }
 
-Status Domain::Register(char* start, uint64_t num_bytes, uint64_t access, Registration* registration) {
+bool Domain::NeedsDescriptor(const Memory& source) const {
+  // A provider that does not insist (FI_MR_HMEM) takes bytes without a descriptor for the host's, and may read them.
+  return source.cuda_device.has_value() || (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
+}
+
+Status Domain::Register(const Memory& memory, uint64_t access, Registration* registration) {
   const uint64_t mr_mode = info_->domain_attr->mr_mode;
+  const iovec range = {memory.address, memory.num_bytes};
+  fi_mr_attr attr = {};
+  attr.mr_iov = &range;
+  attr.iov_count = 1;
+  attr.access = access;
+  attr.iface = memory.cuda_device ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
+  if (memory.cuda_device) attr.device.cuda = *memory.cuda_device;
   // A random key collides with a live one about never; a second collision is taken for another error.
   for (int attempt = 0; attempt < 2; ++attempt) {
-    const uint64_t wanted_key = RandomKey(info_->domain_attr->mr_key_size);
+    attr.requested_key = RandomKey(info_->domain_attr->mr_key_size);
     fid_mr* mr = nullptr;
-    const int result = fi_mr_reg(domain_.get(), start, num_bytes, access, 0, wanted_key, 0, &mr, nullptr);
+    const int result = fi_mr_regattr(domain_.get(), &attr, 0, &mr);
     if (result == -FI_ENOKEY) continue;
     if (result != 0) {
-      return Status::Failed("fi_mr_reg", -result, "on a NIC, raise the locked memory limit (ulimit -l unlimited)");
+      return Status::Failed("fi_mr_regattr", -result,
+                            memory.cuda_device ? DeviceMemoryAdvice(provider_)
+                                               : "on a NIC, raise the locked memory limit (ulimit -l unlimited)");
     }
     registration->mr.reset(mr);
-    registration->base = (mr_mode & FI_MR_VIRT_ADDR) ? reinterpret_cast<uintptr_t>(start) : 0;
+    registration->base = (mr_mode & FI_MR_VIRT_ADDR) ? reinterpret_cast<uintptr_t>(memory.address) : 0;
     registration->key = fi_mr_key(mr);
     return Status::Ok();
   }
-  return Status::Failed("fi_mr_reg", FI_ENOKEY);
+  return Status::Failed("fi_mr_regattr", FI_ENOKEY);
 }
 
 Status Domain::CheckAddress(std::span<const uint8_t> address) const {

@@ -8,6 +8,8 @@
 //   1. No exception passes through a libfabric call, and no error completion ends the process.
 //   2. What `info` came back with decides about addresses, keys and local descriptors (mr_mode), and never the name of
 //      the provider.
+//   3. No core touches GPU memory: its address goes to libfabric alone, with a registration that says whose it is.
+//      Writes are never injected. GPU memory is untested on hardware.
 
 #ifndef PDSERVE_FABRIC_DOMAIN_H_
 #define PDSERVE_FABRIC_DOMAIN_H_
@@ -25,6 +27,7 @@
 
 #include "fabric/completion.h"
 #include "fabric/provider.h"
+#include "fabric/region.h"
 #include "fabric/status.h"
 #include "fabric/write_port.h"
 
@@ -48,16 +51,20 @@ const fi_info* FindDomain(const fi_info* infos, std::string_view name);
 
 class Domain {
  public:
-  static Status Open(const Provider& provider, const std::string& bind_host, std::unique_ptr<Domain>* domain);
+  // `device_memory`: GPU memory may be registered; refused where the provider can't reach it.
+  static Status Open(const Provider& provider, const std::string& bind_host, bool device_memory,
+                     std::unique_ptr<Domain>* domain);
 
   // What a peer passes to InsertPeer; it does not change.
   const std::vector<uint8_t>& address() const { return address_; }
   // Writes to one peer may overtake each other, so only a delivery-complete write says anything of those before it.
   bool reorders_writes() const { return reorders_writes_; }
-  bool needs_local_descriptors() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  // A source that lies there has to be registered, and its descriptor passed with each write.
+  bool NeedsDescriptor(const Memory& source) const;
 
   // `access` is FI_WRITE for a source, FI_REMOTE_WRITE for a target.
-  Status Register(char* start, uint64_t num_bytes, uint64_t access, Registration* registration);
+  // REQUIRES: opened with `device_memory` when it is a GPU's.
+  Status Register(const Memory& memory, uint64_t access, Registration* registration);
 
   // Invalid unless a peer's NIC could have the address.
   Status CheckAddress(std::span<const uint8_t> address) const;
@@ -78,7 +85,9 @@ class Domain {
 
  private:
   explicit Domain(const Provider& provider) : provider_(provider) {}
-  Status GetInfo(const std::string& bind_host);
+  Status GetInfo(const std::string& bind_host, bool device_memory);
+  // Sets reorders_writes_ and, when it returns 0, info_; else a negative libfabric error.
+  int FindInfo(fi_info* hints, const std::string& bind_host);
   // What closes together: rxm 1.17 keeps waiting for a closed endpoint's part of a completion queue it shared. In the
   // order of opening.
   struct Endpoint {

@@ -10,7 +10,8 @@ namespace pdserve::fabric {
 Status DomainGroup::Open(const Provider& provider, const Options& options, std::unique_ptr<DomainGroup>* group) {
   std::unique_ptr<DomainGroup> opened(new DomainGroup(options));
   for (const std::string& bind_host : options.bind_hosts) {
-    if (Status status = Domain::Open(provider, bind_host, &opened->domains_.emplace_back()); !status.ok()) {
+    Status status = Domain::Open(provider, bind_host, options.device_memory, &opened->domains_.emplace_back());
+    if (!status.ok()) {
       opened->domains_.pop_back();
       return status;
     }
@@ -39,43 +40,45 @@ Status DomainGroup::CheckAddresses(std::span<const NicAddress> addresses) const 
   return Status::Ok();
 }
 
-Status DomainGroup::RegisterSlice(char* address, const SliceRange& range, uint64_t access,
+Status DomainGroup::RegisterSlice(const Memory& memory, const SliceRange& range, uint64_t access,
                                   std::vector<Registration>* registrations) {
+  const Memory slice = {memory.address + range.start, range.num_bytes, memory.cuda_device};
   for (const auto& domain : domains_) {
     Registration registration;
-    Status status = domain->Register(address + range.start, range.num_bytes, access, &registration);
+    Status status = domain->Register(slice, access, &registration);
     if (!status.ok()) return status;
     registrations->push_back(std::move(registration));
   }
   return Status::Ok();
 }
 
-Status DomainGroup::RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region) {
+Status DomainGroup::RegisterSource(const Memory& memory, std::shared_ptr<const LocalRegion>* region) {
   std::vector<LocalRegion::Slice> slices;
   std::vector<Registration> registrations;
-  for (const SliceRange& range : CutIntoSlices(num_bytes, options_.max_slice_bytes)) {
+  for (const SliceRange& range : CutIntoSlices(memory.num_bytes, options_.max_slice_bytes)) {
     LocalRegion::Slice& slice = slices.emplace_back(range, std::vector<void*>(domains_.size(), nullptr));
-    if (!domains_.front()->needs_local_descriptors()) continue;
-    if (Status status = RegisterSlice(address, range, FI_WRITE, &registrations); !status.ok()) return status;
+    if (!domains_.front()->NeedsDescriptor(memory)) continue;
+    if (Status status = RegisterSlice(memory, range, FI_WRITE, &registrations); !status.ok()) return status;
     std::transform(registrations.end() - static_cast<ptrdiff_t>(domains_.size()), registrations.end(),
                    slice.descriptors.begin(), [](const Registration& made) { return fi_mr_desc(made.mr.get()); });
   }
   std::move(registrations.begin(), registrations.end(), std::back_inserter(source_registrations_));
-  *region = std::make_shared<const LocalRegion>(address, num_bytes, std::move(slices));
+  *region = std::make_shared<const LocalRegion>(memory, std::move(slices));
   return Status::Ok();
 }
 
-Status DomainGroup::Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor) {
-  RegionDescriptor exposed{.num_bytes = num_bytes, .nics = {}, .slices = {}};
+Status DomainGroup::Expose(const Memory& memory, RegionDescriptor* descriptor) {
+  RegionDescriptor exposed{.num_bytes = memory.num_bytes, .nics = {}, .slices = {}};
   for (uint32_t nic = 0; nic < domains_.size(); ++nic) exposed.nics.push_back(options_.first_nic + nic);
   std::vector<Registration> registrations;
-  for (const SliceRange& range : CutIntoSlices(num_bytes, options_.max_slice_bytes)) {
+  for (const SliceRange& range : CutIntoSlices(memory.num_bytes, options_.max_slice_bytes)) {
     const size_t first = registrations.size();
-    if (Status status = RegisterSlice(address, range, FI_REMOTE_WRITE, &registrations); !status.ok()) return status;
+    if (Status status = RegisterSlice(memory, range, FI_REMOTE_WRITE, &registrations); !status.ok()) return status;
     RemoteSlice slice = {range.start, range.num_bytes, registrations[first].base, {}};
     for (size_t i = first; i < registrations.size(); ++i) {
       if (registrations[i].base != slice.base) {
-        return Status::Failed("fi_mr_reg", EINVAL, "the NICs of a domain group must be of one kind (mr_mode differs)");
+        return Status::Failed("fi_mr_regattr", EINVAL,
+                              "the NICs of a domain group must be of one kind (mr_mode differs)");
       }
       slice.keys.push_back(registrations[i].key);
     }

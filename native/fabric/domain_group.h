@@ -28,6 +28,7 @@ class DomainGroup final : public WritePort {
     std::vector<std::string> bind_hosts;  // One a NIC.
     uint32_t first_nic = 0;               // The place of the group's first NIC among all of the fabric.
     uint64_t max_slice_bytes = kMaxSliceBytes;
+    bool device_memory = false;  // GPU memory may be registered.
   };
 
   // REQUIRES: at least one bind host.
@@ -39,8 +40,8 @@ class DomainGroup final : public WritePort {
   Status CheckAddresses(std::span<const NicAddress> addresses) const;
 
   // The registrations of sources last as long as the group.
-  Status RegisterSource(char* address, uint64_t num_bytes, std::shared_ptr<const LocalRegion>* region);
-  Status Expose(char* address, uint64_t num_bytes, RegionDescriptor* descriptor);
+  Status RegisterSource(const Memory& memory, std::shared_ptr<const LocalRegion>* region);
+  Status Expose(const Memory& memory, RegionDescriptor* descriptor);
   // Closes the registrations. REQUIRES: `exposure` came from Expose and was not closed.
   void CloseExposure(const RegionDescriptor& exposure);
 
@@ -58,7 +59,7 @@ class DomainGroup final : public WritePort {
 
  private:
   explicit DomainGroup(const Options& options) : options_(options) {}
-  Status RegisterSlice(char* address, const SliceRange& range, uint64_t access,
+  Status RegisterSlice(const Memory& memory, const SliceRange& range, uint64_t access,
                        std::vector<Registration>* registrations);
 
   const Options options_;

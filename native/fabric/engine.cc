@@ -10,7 +10,7 @@ Status Engine::Open(const Options& options, std::unique_ptr<Engine>* engine) {
   if (Status status = Validate(options, *provider); !status.ok()) return status;
   std::vector<size_t> num_nics_by_group;
   for (const GroupOptions& group : options.groups) num_nics_by_group.push_back(group.bind_hosts.size());
-  std::unique_ptr<Engine> opened(new Engine(num_nics_by_group));
+  std::unique_ptr<Engine> opened(new Engine(num_nics_by_group, options.device_memory));
   if (Status status = opened->StartWorkers(options, *provider); !status.ok()) return status;
   *engine = std::move(opened);
   return Status::Ok();
@@ -18,6 +18,10 @@ Status Engine::Open(const Options& options, std::unique_ptr<Engine>* engine) {
 
 Status Engine::Validate(const Options& options, const Provider& provider) {
   if (options.max_slice_bytes == 0) return Status::Invalid("open", "a slice has at least one byte");
+  if (options.device_memory && provider.bind_host == BindHost::kIgnored) {
+    // What libfabric offers for shm is CUDA's legacy IPC, which does not know memory made with cuMemCreate.
+    return Status::Invalid("open", DeviceMemoryAdvice(provider));
+  }
   size_t num_nics = 0;
   for (const GroupOptions& group : options.groups) {
     if (group.bind_hosts.empty()) return Status::Invalid("open", "a domain group has at least one NIC");
@@ -40,7 +44,8 @@ Status Engine::StartWorkers(const Options& options, const Provider& provider) {
     Status status = worker(i)->Start({.provider = &provider,
                                       .group = {.bind_hosts = group.bind_hosts,
                                                 .first_nic = static_cast<uint32_t>(addresses.size()),
-                                                .max_slice_bytes = options.max_slice_bytes},
+                                                .max_slice_bytes = options.max_slice_bytes,
+                                                .device_memory = options.device_memory},
                                       .cpus = group.cpus});
     if (!status.ok()) return status;
     auto own = std::make_shared<std::vector<NicAddress>>();
@@ -79,15 +84,18 @@ Status Engine::Watch(char* address, uint64_t num_bytes) {
   return Status::Ok();
 }
 
-Status Engine::Register(char* address, uint64_t num_bytes, size_t group_index, uint32_t* region_id) {
-  if (num_bytes == 0) return Status::Invalid("register", "a region has at least one byte");
+Status Engine::Register(const Memory& memory, size_t group_index, uint32_t* region_id) {
+  if (memory.cuda_device && !device_memory_) {
+    return Status::Invalid("register", "this fabric was opened without device memory, and can't reach a GPU's");
+  }
+  if (memory.num_bytes == 0) return Status::Invalid("register", "a region has at least one byte");
   if (group_index >= plane_->groups.size()) {
     return Status::Invalid("register", "no domain group " + std::to_string(group_index) + ", there are " +
                                            std::to_string(plane_->groups.size()));
   }
   auto region = std::make_shared<std::shared_ptr<const LocalRegion>>();
-  Status status = worker(group_index)->Call([worker = worker(group_index), address, num_bytes, region] {
-    return worker->group().RegisterSource(address, num_bytes, region.get());
+  Status status = worker(group_index)->Call([worker = worker(group_index), memory, region] {
+    return worker->group().RegisterSource(memory, region.get());
   });
   if (!status.ok()) return status;
   *region_id = next_id_++;
@@ -102,7 +110,7 @@ Status Engine::Expose(uint32_t region_id, RegionDescriptor* descriptor) {
   const size_t group_index = found->second.group_index;
   auto exposed = std::make_shared<RegionDescriptor>();
   Status status = worker(group_index)->Call([worker = worker(group_index), region = found->second.local, exposed] {
-    return worker->group().Expose(region->address(), region->num_bytes(), exposed.get());
+    return worker->group().Expose(region->memory(), exposed.get());
   });
   if (!status.ok()) return status;
   exposures_.emplace(ExposureKey(exposed->nics.front(), exposed->slices.front().keys.front()), group_index);

@@ -44,6 +44,7 @@ class Engine {
     std::string provider;
     std::vector<GroupOptions> groups;
     uint64_t max_slice_bytes = kMaxSliceBytes;
+    bool device_memory = false;  // GPU memory may be registered; refused where the provider can't reach it.
   };
 
   static Status Open(const Options& options, std::unique_ptr<Engine>* engine);
@@ -52,7 +53,8 @@ class Engine {
   const std::vector<uint8_t>& address() const { return address_; }
 
   Status Watch(char* address, uint64_t num_bytes);
-  Status Register(char* address, uint64_t num_bytes, size_t group_index, uint32_t* region_id);
+  // Invalid when it is a GPU's memory and the engine was opened without `device_memory`.
+  Status Register(const Memory& memory, size_t group_index, uint32_t* region_id);
   Status Expose(uint32_t region_id, RegionDescriptor* descriptor);
   Status Fence(const RegionDescriptor& exposure);
   Status Connect(std::span<const uint8_t> address, uint32_t* peer_id);
@@ -111,7 +113,8 @@ class Engine {
   // The NIC and key of an exposure's first slice.
   using ExposureKey = std::pair<uint32_t, uint64_t>;
 
-  explicit Engine(const std::vector<size_t>& num_nics_by_group) : plane_(new DataPlane(num_nics_by_group)) {}
+  Engine(const std::vector<size_t>& num_nics_by_group, bool device_memory)
+      : device_memory_(device_memory), plane_(new DataPlane(num_nics_by_group)) {}
   static Status Validate(const Options& options, const Provider& provider);
   Status StartWorkers(const Options& options, const Provider& provider);
   Worker* worker(size_t group_index) const { return &plane_->groups[group_index]->worker; }
@@ -120,6 +123,7 @@ class Engine {
   Status FillSpec(PushRequest request, PushSpec* spec, size_t* group_index) const;
   Status OpenRoutes(size_t group_index, const PushSpec& spec);
 
+  const bool device_memory_;
   std::vector<uint8_t> address_;
   std::unique_ptr<DataPlane, DataPlaneCloser> plane_;
 

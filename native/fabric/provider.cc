@@ -50,4 +50,10 @@ Status FindProvider(std::string_view name, const Provider** provider) {
   return Status::Invalid("open", "no provider is called '" + std::string(name) + "'; there are " + known);
 }
 
+std::string DeviceMemoryAdvice(const Provider& provider) {
+  return std::string(provider.name) +
+         " can't write from or to GPU memory here; use verbs or efa, on NICs with GPUDirect RDMA (nvidia-peermem or "
+         "dma-buf) and with a libfabric built with CUDA";
+}
+
 }  // namespace pdserve::fabric

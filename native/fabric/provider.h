@@ -42,6 +42,9 @@ struct Provider {
 // Sets `*provider` to a static entry. Invalid, with the list of known names, when there is none called `name`.
 Status FindProvider(std::string_view name, const Provider** provider);
 
+// What to tell who wants to write from or to GPU memory with a provider that can't.
+std::string DeviceMemoryAdvice(const Provider& provider);
+
 }  // namespace pdserve::fabric
 
 #endif  // PDSERVE_FABRIC_PROVIDER_H_

@@ -77,7 +77,7 @@ Piece FirstPiece(const LocalRegion& source, uint64_t source_offset, const Remote
   const RemoteSlice& target_slice = target.SliceAt(target_offset);
   const uint64_t source_left = source_slice.range.start + source_slice.range.num_bytes - source_offset;
   const uint64_t target_left = target_slice.start + target_slice.num_bytes - target_offset;
-  return {.source = source.address() + source_offset,
+  return {.source = source.memory().address + source_offset,
           .source_descriptor = source_slice.descriptors[pair.local],
           .target_address = target_slice.base + (target_offset - target_slice.start),
           .target_key = target_slice.keys[pair.remote],

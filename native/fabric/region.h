@@ -12,6 +12,7 @@
 #define PDSERVE_FABRIC_REGION_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "fabric/status.h"
@@ -21,6 +22,13 @@ namespace pdserve::fabric {
 
 // A NIC's registration can't be larger on some providers; one slice is one registration.
 inline constexpr uint64_t kMaxSliceBytes = uint64_t{4} << 30;
+
+// Bytes to register. The address of a GPU's is for arithmetic and for libfabric: no core may read or write there.
+struct Memory {
+  char* address;
+  uint64_t num_bytes;
+  std::optional<int> cuda_device = std::nullopt;  // CUDA's ordinal; none: the host's memory.
+};
 
 struct SliceRange {
   uint64_t start;
@@ -53,19 +61,17 @@ class LocalRegion {
   };
 
   // REQUIRES: at least one slice, and as many descriptors in each, at least one.
-  LocalRegion(char* address, uint64_t num_bytes, std::vector<Slice> slices)
-      : address_(address), num_bytes_(num_bytes), slices_(std::move(slices)) {}
+  LocalRegion(const Memory& memory, std::vector<Slice> slices) : memory_(memory), slices_(std::move(slices)) {}
 
-  char* address() const { return address_; }
-  uint64_t num_bytes() const { return num_bytes_; }
+  const Memory& memory() const { return memory_; }
+  uint64_t num_bytes() const { return memory_.num_bytes; }
   uint32_t num_nics() const { return static_cast<uint32_t>(slices_.front().descriptors.size()); }
   // The slice that holds byte `offset`.
   // REQUIRES: offset < num_bytes().
   const Slice& SliceAt(uint64_t offset) const;
 
  private:
-  char* address_;
-  uint64_t num_bytes_;
+  Memory memory_;
   std::vector<Slice> slices_;
 };
 

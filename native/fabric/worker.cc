@@ -112,7 +112,7 @@ Status Worker::Open(const Options& options) {
   if (Status status = PinThisThread(options.cpus); !status.ok()) return status;
   if (options.provider->name == "shm") RemoveShmFilesOfDeadProcesses();
   if (Status status = DomainGroup::Open(*options.provider, options.group, &group_); !status.ok()) return status;
-  Status status = group_->RegisterSource(zero_word_bytes_.data(), zero_word_bytes_.size(), &zero_word_);
+  Status status = group_->RegisterSource({zero_word_bytes_.data(), zero_word_bytes_.size()}, &zero_word_);
   if (!status.ok()) return status;
   sender_ = std::make_unique<Sender>(group_.get(), events_, counters_, zero_word_.get(), group_->reorders_writes(),
                                      peer_failed_);

@@ -47,8 +47,8 @@ void PushOfLayersLandsAndIsFlushed() {
   uint32_t source_id, exposed_id, peer_id, target_id;
   RegionDescriptor descriptor;
   CHECK(initiator->Watch(reinterpret_cast<char*>(counter.get()), sizeof(LayerCounter)).ok());
-  CHECK(initiator->Register(source.data(), kRegionBytes, 0, &source_id).ok());
-  CHECK(receiver->Register(target.data(), kRegionBytes, 0, &exposed_id).ok());
+  CHECK(initiator->Register({source.data(), kRegionBytes}, 0, &source_id).ok());
+  CHECK(receiver->Register({target.data(), kRegionBytes}, 0, &exposed_id).ok());
   CHECK(receiver->Expose(exposed_id, &descriptor).ok());
   CHECK(descriptor.slices.size() > 10);
   CHECK(initiator->Connect(receiver->address(), &peer_id).ok());
@@ -98,8 +98,8 @@ void GroupsCountTogetherAndFlushTogether() {
   std::vector<RegionDescriptor> exposures(kNumGroups);
   for (size_t group = 0; group < kNumGroups; ++group) {
     uint32_t source_id, exposed_id;
-    CHECK(initiator->Register(source.data(), kRegionBytes, group, &source_id).ok());
-    CHECK(receiver->Register(targets[group].data(), kRegionBytes, group, &exposed_id).ok());
+    CHECK(initiator->Register({source.data(), kRegionBytes}, group, &source_id).ok());
+    CHECK(receiver->Register({targets[group].data(), kRegionBytes}, group, &exposed_id).ok());
     CHECK(receiver->Expose(exposed_id, &exposures[group]).ok());
     CHECK(initiator->Attach(peer_id, exposures[group], &target_ids[group]).ok());
     CHECK(initiator

@@ -27,7 +27,7 @@ std::shared_ptr<const LocalRegion> Source(char* address, uint64_t num_bytes, uin
                                           std::vector<void*> descriptors = {nullptr}) {
   std::vector<LocalRegion::Slice> slices;
   for (const SliceRange& range : CutIntoSlices(num_bytes, slice_bytes)) slices.push_back({range, descriptors});
-  return std::make_shared<const LocalRegion>(address, num_bytes, slices);
+  return std::make_shared<const LocalRegion>(Memory{address, num_bytes}, slices);
 }
 
 PushSpec SpecOf(uint64_t source_bytes, uint64_t target_bytes) {

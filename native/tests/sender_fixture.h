@@ -57,7 +57,7 @@ struct Fixture {
     for (const SliceRange& range : CutIntoSlices(num_bytes, slice_bytes)) {
       slices.push_back({range, std::vector<void*>(num_nics)});
     }
-    return std::make_shared<const LocalRegion>(memory.data(), num_bytes, slices);
+    return std::make_shared<const LocalRegion>(Memory{memory.data(), num_bytes}, slices);
   }
 
   // A region of the peer with a key, 10 + nic, for each of `nics`.

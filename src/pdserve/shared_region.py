@@ -26,6 +26,11 @@ class MemoryRegion(Protocol):
     def kind(self) -> RegionKind: ...
 
     @property
+    def device_index(self) -> int | None:
+        """Of the device whose memory it is, as CUDA numbers them in this process; None: the host's."""
+        ...
+
+    @property
     def fd(self) -> int: ...
 
     @property
@@ -47,6 +52,7 @@ class SharedRegion:
     """
 
     kind = RegionKind.HOST
+    device_index = None
 
     def __init__(self, *, fd: int, num_bytes: int) -> None:
         self.fd = fd

@@ -6,6 +6,7 @@ import errno
 import select
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from tests.contract.fabric_world import (
     open_world,
 )
 
+from pdserve.engine.cuda_region import CudaRegion
 from pdserve.errors import CapacityError, FabricError
 from pdserve.fabric.port import (
     ExpectationExpired,
@@ -393,6 +395,13 @@ def test_descriptor_is_readable_exactly_while_an_event_waits(world: World) -> No
 def test_watch_of_a_second_counter_is_refused(world: World) -> None:
     with pytest.raises(FabricError, match="watch"):
         world.initiator.watch(world.rank.region)
+
+
+def test_register_of_device_memory_that_it_can_not_reach_is_refused(world: World) -> None:
+    unmapped = CudaRegion(fd=-1, num_bytes=KV_BYTES, address=4096, device_index=0, undo=ExitStack())
+    with pytest.raises(FabricError) as refused:
+        world.target.register(unmapped)
+    assert refused.value.operation == "register"
 
 
 def test_push_that_waits_for_ticks_without_a_counter_is_refused(world: World) -> None:

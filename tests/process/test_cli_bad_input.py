@@ -72,6 +72,11 @@ def checkpoint(tmp_path: Path) -> Path:
             "worker --role both --join http://127.0.0.1:1 --device cuda --capture-kv",
             "--capture-kv copies KV out of host",
         ),
+        (
+            "worker --role decode --join http://127.0.0.1:1 --device cuda",
+            "--provider tcp can't be used: .*tcp can't write from or to GPU memory here; use verbs or efa",
+        ),
+        ("worker --role decode --join http://127.0.0.1:1 --provider efa", "can't be used: .*install the EFA driver"),
         ("worker --role decode --join 127.0.0.1:8000", "--join 127.0.0.1:8000 is no URL"),
         ("gateway --cpus 4096", "cores that this process may not use"),
         ("gateway --cpus first", "'first' is no list of cores"),

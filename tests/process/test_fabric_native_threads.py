@@ -103,6 +103,12 @@ def test_open_of_an_unknown_provider_names_the_known_ones() -> None:
         NativeFabric("carrier-pigeon")
 
 
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_open_for_device_memory_of_a_provider_without_a_nic_says_what_to_use(provider: str) -> None:
+    with pytest.raises(FabricError, match=f"{provider} can't write from or to GPU memory here; use verbs or efa"):
+        NativeFabric(provider, device_memory=True)
+
+
 def test_open_of_a_provider_that_is_not_here_says_what_to_install() -> None:
     with pytest.raises(FabricError, match="EFA driver") as refused:
         NativeFabric("efa")

@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=parse_hosts,
         metavar="LIST",
         help="addresses of the interfaces for RDMA writes, such as 10.0.1.7,10.0.2.7, or auto for those that "
-        "`pdserve topology` chooses; default: --host",
+        "`pdserve topology` chooses; default: --host, with --provider efa auto",
     )
     _add_rank_flags(parser)
     parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
@@ -103,8 +103,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capture-kv", action="store_true", help=argparse.SUPPRESS)
 
 
-def require_engine(arguments: argparse.Namespace, *, fabric_hosts: tuple[str, ...]) -> None:
-    """Raises: `ConfigError` when a flag of `add_engine_flags` makes no sense, or the provider is not to be had here."""
+def require_engine(arguments: argparse.Namespace, *, fabric_hosts: tuple[str, ...], device: Device) -> None:
+    """Raises: `ConfigError` when a flag of `add_engine_flags` makes no sense, or the provider is not to be had here or
+    can't reach the device's memory."""
     for flag in ("kv_tokens", "page_slots", "chunk_tokens", "max_running"):
         if getattr(arguments, flag) < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} must be 1 or more, not {getattr(arguments, flag)}")
@@ -114,7 +115,9 @@ def require_engine(arguments: argparse.Namespace, *, fabric_hosts: tuple[str, ..
             "or no prompt gets into a full pass"
         )
     try:
-        NativeFabric(arguments.provider, [DomainGroup(bind_hosts=fabric_hosts or ("127.0.0.1",))]).close()
+        # The NICs of `auto` are chosen when the worker starts; here any will do.
+        groups = [DomainGroup(bind_hosts=fabric_hosts or ("",))]
+        NativeFabric(arguments.provider, groups, device_memory=device is Device.CUDA).close()
     except FabricError as error:
         raise ConfigError(f"--provider {arguments.provider} can't be used: {error.message}") from error
 
@@ -124,10 +127,18 @@ def engine_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
 
     Raises: `ConfigError`, as `require_engine`.
     """
-    require_engine(arguments, fabric_hosts=("127.0.0.1",))
+    fabric_hosts = chosen_fabric_hosts(None, provider=arguments.provider, host="127.0.0.1")
+    require_engine(arguments, fabric_hosts=fabric_hosts, device=Device.CPU)
     flags = ("provider", "kv_tokens", "page_slots", "chunk_tokens", "max_running")
     spelled = [part for flag in flags for part in (f"--{flag.replace('_', '-')}", str(getattr(arguments, flag)))]
     return (*spelled, *(("--capture-kv",) if arguments.capture_kv else ()))
+
+
+def chosen_fabric_hosts(named: tuple[str, ...] | None, *, provider: str, host: str) -> tuple[str, ...]:
+    """What the fabric binds to; empty: what the topology chooses. An EFA device has no address that `host` could be."""
+    if named is not None:
+        return named
+    return () if provider == "efa" else (host,)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -148,17 +159,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
-    fabric_hosts = (arguments.host,) if arguments.fabric_hosts is None else arguments.fabric_hosts
+    device = Device(arguments.device)
+    if arguments.capture_kv and device is not Device.CPU:
+        raise ConfigError("--capture-kv copies KV out of host memory: leave it out, or --device")
+    fabric_hosts = chosen_fabric_hosts(arguments.fabric_hosts, provider=arguments.provider, host=arguments.host)
     if not fabric_hosts and arguments.provider == "shm":
         raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
-    require_engine(arguments, fabric_hosts=fabric_hosts)
+    require_engine(arguments, fabric_hosts=fabric_hosts, device=device)
     require_parallel(arguments)
     if not arguments.join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
-    device = Device(arguments.device)
-    if arguments.capture_kv and device is not Device.CPU:
-        raise ConfigError("--capture-kv copies KV out of host memory: leave it out, or --device")
     model_dir, model_name = chosen_model(arguments)
     return WorkerSettings(
         name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",

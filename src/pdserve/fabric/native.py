@@ -46,16 +46,23 @@ SliceTuples = list[tuple[int, int, int, list[int]]]
 class NativeFabric:
     """A `Fabric` of one libfabric provider: `tcp` or `shm`; `efa` and `verbs` take the same path, untested on hardware.
 
+    Registers CUDA regions, untested on hardware too, when it is opened with `device_memory`.
     Threads: call from one thread; the worker thread of each group, and its watcher thread once there is a counter,
     never take the GIL.
     """
 
     def __init__(
-        self, provider: str, groups: Sequence[DomainGroup] = DEFAULT_GROUPS, *, max_slice_bytes: int | None = None
+        self,
+        provider: str,
+        groups: Sequence[DomainGroup] = DEFAULT_GROUPS,
+        *,
+        device_memory: bool = False,
+        max_slice_bytes: int | None = None,
     ) -> None:
         """Open the provider on the NICs of all groups.
 
-        Raises: `FabricError` when libfabric, the provider or a NIC is not available, or a thread can't be pinned.
+        Raises: `FabricError` when libfabric, the provider or a NIC is not available, a thread can't be pinned, or the
+        provider can't reach the device memory that is asked for.
         """
         self._module = _load()
         self._provider = provider
@@ -63,6 +70,7 @@ class NativeFabric:
             provider,
             groups=[(group.bind_hosts, group.cpus) for group in groups],
             max_slice_bytes=max_slice_bytes or self._module.MAX_SLICE_BYTES,
+            device_memory=device_memory,
         )
         # Registered memory must stay mapped as long as the engine may read it.
         self._regions: list[MemoryRegion] = []
@@ -85,9 +93,9 @@ class NativeFabric:
         self._regions.append(counter)
 
     def register(self, region: MemoryRegion, *, group_index: int = 0) -> RegionId:
-        if region.kind is not RegionKind.HOST:
-            raise FabricError(f"register: {region.kind.value} memory can't be registered yet", operation="register")
-        region_id = self._engine.register(region.address, region.num_bytes, group_index=group_index)
+        region_id = self._engine.register(
+            region.address, region.num_bytes, cuda_device=_cuda_device_of(region), group_index=group_index
+        )
         self._regions.append(region)
         return RegionId(region_id)
 
@@ -235,6 +243,16 @@ def _load():  # The inferred type is the module itself, so that its calls are ch
             operation="load",
         ) from error
     return _fabric
+
+
+def _cuda_device_of(region: MemoryRegion) -> int | None:
+    match region.kind:
+        case RegionKind.HOST:
+            return None
+        case RegionKind.CUDA:
+            return region.device_index
+        case _:
+            assert_never(region.kind)
 
 
 def _to_descriptor(nics: list[int], slices: SliceTuples) -> RegionDescriptor:

@@ -52,7 +52,7 @@ async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready:
         engines = await _start_engines(engine_specs(settings, placement), stack, stop)
         if engines is None:
             return
-        fabric = NativeFabric(settings.provider, placement.groups)
+        fabric = NativeFabric(settings.provider, placement.groups, device_memory=settings.device is Device.CUDA)
         stack.callback(fabric.close)
         regions = register_regions(fabric, engines, placement)
         if settings.role is Role.PREFILL:
