@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from pdserve.engine import cuda_driver, cuda_region
+from pdserve.engine import cuda_driver, cuda_region, cuda_writes
 from pdserve.engine.cuda_driver import CudaDriver, require_devices
 from pdserve.engine.cuda_region import CudaRegion
 from pdserve.errors import ConfigError
@@ -24,7 +24,7 @@ def bindings() -> ModuleType:
 
 
 def used_names(pattern: str) -> set[str]:
-    sources = "".join(Path(module.__file__ or "").read_text() for module in (cuda_driver, cuda_region))
+    sources = "".join(Path(module.__file__ or "").read_text() for module in (cuda_driver, cuda_region, cuda_writes))
     names = set(re.findall(pattern, sources))
     assert names
     return names

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+from contextlib import ExitStack
 from typing import NoReturn
 
 import msgspec
 
 from pdserve.config.cores import share_of_cpus
 from pdserve.engine.cuda_driver import require_devices
+from pdserve.engine.cuda_writes import NicWrites
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.engine.rank_group import RankGroup
 from pdserve.engine.rank_protocol import PassDone, RankReady, RankStart, RunPass, encode_frame
@@ -30,6 +32,16 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
     info = await asyncio.to_thread(info_of, spec)
     if spec.cuda_devices:
         await asyncio.to_thread(require_devices, spec.cuda_devices)
+    with ExitStack() as undo:
+        nic_writes = await asyncio.to_thread(NicWrites, spec.cuda_devices)
+        undo.callback(nic_writes.close)
+        engine = await _start_ranks(spec, info, nic_writes)
+        undo.pop_all()
+    return engine
+
+
+async def _start_ranks(spec: EngineSpec, info: EngineInfo, nic_writes: NicWrites) -> "RankEngine":
+    """Raises: as `start_engine`; then no rank is left."""
     num_ranks = spec.tensor_parallel_size
     kv_bytes = kv_region_bytes(info.sharding.rank_layout, num_pages=spec.num_pages)
     # A file without a name: nothing of it is left, however the processes end.
@@ -54,7 +66,8 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
         )
         if not all(isinstance(reply, RankReady) for reply in replies):
             raise InternalError("a rank process answered its start with a pass")
-        return RankEngine(group, msgspec.structs.replace(info, pids=tuple(rank.pid for rank in group.ranks)))
+        pids = tuple(rank.pid for rank in group.ranks)
+        return RankEngine(group, nic_writes, msgspec.structs.replace(info, pids=pids))
     except BaseException:
         await group.close()
         raise
@@ -63,7 +76,7 @@ async def start_engine(spec: EngineSpec) -> "RankEngine":
 class RankEngine:
     """Implements `pdserve.engine.port.Engine`. Once a pass has failed, every later one does."""
 
-    def __init__(self, group: RankGroup, info: EngineInfo) -> None:
+    def __init__(self, group: RankGroup, nic_writes: NicWrites, info: EngineInfo) -> None:
         self.info = info
         lead, *others = (rank.lead_regions for rank in group.ranks)
         self.kv_regions = tuple(rank.kv_region for rank in group.ranks if rank.kv_region is not None)
@@ -71,6 +84,7 @@ class RankEngine:
             raise InternalError("a rank process sent another number of regions than it should")
         self.tail_region, self.counter_region = lead
         self._group = group
+        self._nic_writes = nic_writes
         self._is_running = False
 
     async def run(self, batch: Batch) -> BatchResult:
@@ -79,6 +93,8 @@ class RankEngine:
             raise InternalError(f"pass {batch.pass_index} came while another pass was running")
         self._is_running = True
         try:
+            # A sequence that is in its first batch here may have landed a moment ago.
+            self._nic_writes.make_visible()
             what = f"pass {batch.pass_index}"
             frame = encode_frame(RunPass(batch=batch))
             replies = await self._group.ask([frame] * len(self.kv_regions), what=what, timeout_s=_PASS_TIMEOUT_S)
@@ -97,3 +113,4 @@ class RankEngine:
     async def close(self) -> None:
         """Ends the ranks and unmaps the regions. Requires: no views of their buffers are left."""
         await self._group.close()
+        self._nic_writes.close()
