@@ -54,6 +54,27 @@ def draw_transfer() -> None:
     save(figure, "bench-transfer.png")
 
 
+def draw_pushes() -> None:
+    rows = results("transfer")["pushes"]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), dpi=100, sharey=True)
+    for axes, provider in zip(panels, ("tcp", "shm"), strict=True):
+        chosen = [row for row in rows if row["provider"] == provider]
+        names = [
+            f"{row['cache']}\n{row['source_ranks']} to {row['target_ranks']}"
+            + ("\n2 NICs" if row["num_nics"] == 2 else "")
+            for row in chosen
+        ]
+        series = [
+            (f"pdserve, {provider}", [row["gb_per_s"] for row in chosen], OURS),
+            (chosen[0]["limit"], [row["limit_gb_per_s"] for row in chosen], LIMIT),
+        ]
+        bars(axes, names, series)
+        axes.set_xlabel("ranks of the prefill and of the decode side")
+        axes.legend()
+    panels[0].set_ylabel("GB/s, pushes of one layer")
+    save(figure, "bench-pushes.png")
+
+
 def draw_serving() -> None:
     rows = [row for row in results("serving")["latencies"] if row["noun"] == "ITL"]
     names = [row["arm"].replace(", ", "\n") for row in rows]
@@ -87,4 +108,5 @@ def save(figure: Any, name: str) -> None:
 if __name__ == "__main__":
     draw_engine()
     draw_transfer()
+    draw_pushes()
     draw_serving()
