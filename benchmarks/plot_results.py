@@ -72,6 +72,7 @@ def draw_pushes() -> None:
         axes.set_xlabel("ranks of the prefill and of the decode side")
         axes.legend()
     panels[0].set_ylabel("GB/s, pushes of one layer")
+    panels[0].margins(y=0.25)  # room for the legends
     save(figure, "bench-pushes.png")
 
 
