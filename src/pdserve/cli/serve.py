@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from pdserve.cli.parallel import add_parallel_flags
+from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     worker_arguments = engine_flags(arguments)
     require_free_port(arguments.host, arguments.port)
     source = resolve_model(arguments.model)
+    require_parallel_model(source.dir, places)
     say(f"model {source.name} in {source.dir}")
     settings = DeploymentSettings(
         model_dir=str(source.dir),

@@ -19,7 +19,7 @@ from pdserve.bench.handoff_check import (
     compare,
     prompt_lengths,
 )
-from pdserve.cli.parallel import add_parallel_flags
+from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     prompts = [tuple(text_ids[:length]) for length in lengths]
     settings = [_apart(arguments, source), _colocated(arguments, source)]
+    for deployment in settings:
+        require_parallel_model(source.dir, deployment.places)
     handed_over, local = asyncio.run(_probe(settings, prompts))
     references = _transformers_tokens(source.dir, prompts)
     comparisons = [

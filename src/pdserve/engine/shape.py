@@ -18,13 +18,17 @@ _TAIL_ALIGNMENT = 64
 def sharding_of(config: ModelConfig, spec: EngineSpec) -> KvSharding:
     """Raises: `ConfigError` for an unknown dtype, or when the ranks do not divide the model's heads."""
     layout = config.kv_layout(page_slots=spec.page_slots, dtype=spec.dtype)
-    sharding = KvSharding(layout=layout, num_ranks=spec.tensor_parallel_size)
-    sharding.require_valid()
-    if config.num_heads % sharding.num_ranks:
+    require_ranks(config, spec.tensor_parallel_size)
+    return KvSharding(layout=layout, num_ranks=spec.tensor_parallel_size)
+
+
+def require_ranks(config: ModelConfig, num_ranks: int) -> None:
+    """Raises: `ConfigError` when so many ranks can't share the model's heads."""
+    KvSharding(layout=config.kv_layout(page_slots=1, dtype="float32"), num_ranks=num_ranks).require_valid()
+    if config.num_heads % num_ranks:
         raise ConfigError(
-            f"tensor parallel size {sharding.num_ranks} does not divide the model's {config.num_heads} attention heads"
+            f"tensor parallel size {num_ranks} does not divide the model's {config.num_heads} attention heads"
         )
-    return sharding
 
 
 def tail_slot_bytes(*, hidden_dim: int, dtype: str) -> int:

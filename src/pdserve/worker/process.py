@@ -67,12 +67,17 @@ async def _start_engines(
     """Engines by data parallel rank; `stack` closes them. None when the worker is stopped before all have loaded."""
     starting = [asyncio.create_task(start_engine(spec)) for spec in specs]
     stopping = asyncio.create_task(stop.wait())
-    all_started = asyncio.gather(*starting)
+    loading = asyncio.create_task(asyncio.wait(starting, return_when=asyncio.FIRST_EXCEPTION))
     try:
-        await asyncio.wait({all_started, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return tuple(all_started.result()) if all_started.done() else None
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return None
+        ended, _ = loading.result()
+        for task in ended:
+            task.result()
+        return tuple(task.result() for task in starting)
     finally:
-        for task in (stopping, *starting):
+        for task in (stopping, loading, *starting):
             task.cancel()
         for engine in await asyncio.gather(*starting, return_exceptions=True):
             if not isinstance(engine, BaseException):
