@@ -2,6 +2,12 @@
 
 import msgspec
 
+MAX_STOP_TOKEN_IDS = 64
+"""The decode worker compares each token with all of them."""
+
+MAX_LOGIT_BIASES = 300
+"""OpenAI's."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Validated where the request enters (gateway); defaults are OpenAI's.
@@ -16,12 +22,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     top_k: int = 0
     """0 means all."""
+    min_p: float = 0.0
+    """Least probability of a token, as a share of the likeliest one's; 0 means all."""
     seed: int | None = None
     """Same seed, same tokens: noise depends on (seed, position) alone. None: drawn by the gateway."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of a token and what is added to its logit, each token once; at most `MAX_LOGIT_BIASES`."""
+    min_tokens: int = 0
+    """After so many tokens the answer may end by end of sequence, stop token or stop string; at most `max_tokens`."""
     stop: tuple[str, ...] = ()
     """Up to 4 strings; the text ends before the first that appears."""
     stop_token_ids: tuple[int, ...] = ()
+    """Each ends the text as the end of sequence does, without text of its own; at most `MAX_STOP_TOKEN_IDS`."""
     ignore_eos: bool = False

@@ -91,13 +91,22 @@ async def test_chat_sampling_fields_reach_the_worker() -> None:
             n=1,
             logprobs=False,
             tools=[],
-            extra_body={"top_k": -1, "repetition_penalty": 1.1, "ignore_eos": True, "stop_token_ids": [3]},
+            logit_bias={"5": -100, "0": 1},
+            extra_body={
+                "top_k": -1,
+                "min_p": 0.1,
+                "repetition_penalty": 1.1,
+                "ignore_eos": True,
+                "stop_token_ids": [3],
+                "min_tokens": 2,
+            },
         )
         sampling = worker.generates.get_nowait().sampling
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (5, 0.5, 0.9, 0)
         assert (sampling.seed, sampling.stop, sampling.stop_token_ids) == (-7, ("a", "b"), (3,))
         assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1)
         assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
+        assert (sampling.min_p, sampling.min_tokens, sampling.logit_bias) == (0.1, 2, ((5, -100.0), (0, 1.0)))
 
 
 async def test_chat_without_seed_draws_another_each_time() -> None:
@@ -143,7 +152,10 @@ async def test_many_clients_at_once_each_get_their_own_answer() -> None:
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"logprobs": True}, "logprobs", "unsupported_parameter"),
         ({"top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"logit_bias": {"256": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"extra_body": {"min_p": 1.5}}, "min_p", "invalid_value"),
+        ({"extra_body": {"min_tokens": 4}, "max_tokens": 3}, "min_tokens", "invalid_value"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),

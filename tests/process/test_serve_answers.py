@@ -96,6 +96,31 @@ async def test_stop_string_ends_the_text_before_it(apart: Running, text_ids: lis
     assert stopped.num_tokens < free.num_tokens
 
 
+async def test_stop_token_ends_the_answer_without_its_text_but_not_before_min_tokens(
+    apart: Running, text_ids: list[int]
+) -> None:
+    free = await apart.complete(text_ids[:50], max_tokens=12, ignore_eos=True)
+    stop = free.token_ids[3]
+    stopped = await apart.complete(text_ids[:50], max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
+    assert (stopped.finish_reason, stopped.token_ids[-1]) == ("stop", stop)
+    assert free.text.startswith(stopped.text) and len(stopped.text) < len(free.text)
+    longer = await apart.complete(text_ids[:50], max_tokens=12, stop_token_ids=[stop], min_tokens=6)
+    assert longer.num_tokens > 6 and stop not in longer.token_ids[:6]
+
+
+async def test_logit_bias_forbids_a_token_and_forces_one(apart: Running, text_ids: list[int]) -> None:
+    first = (await apart.complete(text_ids[:50], max_tokens=1)).token_ids[0]
+    forced = await apart.complete(text_ids[:50], max_tokens=3, logit_bias={"42": 100})
+    assert forced.token_ids == (42, 42, 42)
+    free = await apart.complete(text_ids[:50], max_tokens=8, logit_bias={str(first): -100})
+    assert first not in free.token_ids
+
+
+async def test_min_p_of_one_is_greedy_whatever_the_temperature(apart: Running, text_ids: list[int]) -> None:
+    greedy = await apart.complete(text_ids[:50], max_tokens=8)
+    assert await apart.complete(text_ids[:50], max_tokens=8, temperature=2, min_p=1) == greedy
+
+
 async def test_max_tokens_of_one_gives_the_first_token(apart: Running, text_ids: list[int]) -> None:
     one = await apart.complete(text_ids[:40], max_tokens=1)
     assert (one.num_tokens, one.finish_reason) == (1, "length")

@@ -1,8 +1,11 @@
 """The decode role: where a prompt is prefilled, when a request ends, and who holds its pages until then."""
 
+from typing import Any
+
 import pytest
 from tests.pure.decode_role_side import ABSENT_TARGET, PREFILL_TARGET, DecodeRoleSide
 from tests.pure.decode_side import PREFILL, DecodeSide
+from tests.pure.toy_tokenizer import EOS
 
 from pdserve.decode.request import HandoffOutcome, LocalReason
 from pdserve.ids import RequestId
@@ -239,6 +242,35 @@ def test_text_held_back_for_a_stop_string_goes_out_at_the_end(worker: DecodeRole
     worker.land(worker.grants()[0])
     worker.sample("abcd")
     assert worker.texts[request_id] == "abcd"
+
+
+@pytest.mark.parametrize("stop", [{"stop": ("cc",)}, {"stop_token_ids": (2,)}])
+def test_answer_does_not_end_before_min_tokens(worker: DecodeRoleSide, stop: dict[str, Any]) -> None:
+    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, min_tokens=4, **stop))
+    worker.land(worker.grants()[0])
+    worker.sample("accb")
+    assert worker.finished == {}
+    worker.sample("c" if "stop_token_ids" in stop else "cc")
+    assert worker.finished == {request_id: FinishReason.STOP}
+    assert worker.texts[request_id] == "accb"
+
+
+def test_stop_string_that_min_tokens_cuts_ends_the_answer_where_it_begins(worker: DecodeRoleSide) -> None:
+    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, min_tokens=2, stop=("bc",)))
+    worker.land(worker.grants()[0])
+    worker.sample("abc")
+    assert worker.finished == {request_id: FinishReason.STOP}
+    assert worker.texts[request_id] == "a"
+
+
+def test_engine_is_told_of_everything_that_ends_the_answer(worker: DecodeRoleSide) -> None:
+    for name, ignore_eos in (("ends", False), ("ignores", True)):
+        sampling = SamplingParams(max_tokens=3, stop_token_ids=(2,), ignore_eos=ignore_eos)
+        worker.generate(name, prefill=None, sampling=sampling)
+    batch = worker.scheduler.next_batch(0)
+    assert batch is not None
+    ends, ignores = (new.sampling.stop_token_ids for new in batch.new_sequences)
+    assert (ends, ignores) == ((2, EOS), (2,))
 
 
 # Aborts, deadlines and failures

@@ -12,6 +12,7 @@ from pdserve.gateway.chat_request import CHAT_NO_OPS, ChatRequest, parse_chat_re
 from pdserve.gateway.completion_request import COMPLETION_NO_OPS, CompletionRequest, parse_completion_request
 from pdserve.gateway.fields import NoOps
 from pdserve.gateway.sampling_fields import sampling_params
+from pdserve.sampling import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
@@ -91,6 +92,8 @@ def test_unsupported_field_tells_zero_from_false() -> None:
         ("temperature", -0.01, 0, 2, 2.01),
         ("top_p", 0, 0.01, 1, 1.01),
         ("top_k", -2, -1, 2**31 - 1, 2**31),
+        ("min_p", -0.01, 0, 1, 1.01),
+        ("min_tokens", -1, 0, 10**6, None),
         ("presence_penalty", -2.01, -2, 2, 2.01),
         ("frequency_penalty", -2.01, -2, 2, 2.01),
         ("repetition_penalty", 0, 0.01, 10, 10.01),
@@ -116,6 +119,47 @@ def test_stop_that_is_not_up_to_four_texts_is_refused(stop: object) -> None:
     with pytest.raises(InvalidField) as raised:
         chat(stop=stop)
     assert raised.value.param is not None and raised.value.param.startswith("stop")
+
+
+def sampling(request: ChatRequest, *, max_model_len: int = 10) -> SamplingParams:
+    return sampling_params(
+        request, num_prompt_tokens=1, max_model_len=max_model_len, default_max_tokens=None, prompt_param="messages"
+    )
+
+
+WRONG_BIASES: list[Any] = [
+    {"x": 1},
+    {"-1": 1},
+    {"01": 1},
+    {"\u0661": 1},
+    {"": 1},
+    {"5": 100.5},
+    {"5": -101},
+    {"5": "1"},
+    {str(token_id): 0 for token_id in range(301)},
+    [1],
+    1,
+]
+
+
+@pytest.mark.parametrize("bias", WRONG_BIASES)
+def test_logit_bias_that_is_no_map_of_tokens_to_biases_is_refused(bias: object) -> None:
+    with pytest.raises(InvalidField) as raised:
+        sampling(chat(logit_bias=bias))
+    assert raised.value.param is not None and raised.value.param.split("[")[0] == "logit_bias"
+
+
+def test_logit_bias_up_to_its_bounds_reaches_the_sampler() -> None:
+    bias = {str(token_id): (-100, 100)[token_id % 2] for token_id in range(300)}
+    assert dict(sampling(chat(logit_bias=bias)).logit_bias) == {int(key): value for key, value in bias.items()}
+
+
+def test_min_tokens_over_max_tokens_is_refused_by_its_name() -> None:
+    assert sampling(chat(min_tokens=5, max_tokens=5)).min_tokens == 5
+    for fields in ({"max_tokens": 4}, {}):
+        with pytest.raises(InvalidField) as raised:
+            sampling(chat(min_tokens=5, **fields), max_model_len=5)
+        assert raised.value.param == "min_tokens"
 
 
 WRONG_MESSAGES: list[tuple[Any, str]] = [

@@ -22,20 +22,28 @@ def params(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    min_p: float = 0.0,
     seed: int = 0,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     repetition_penalty: float = 1.0,
+    logit_bias: dict[int, float] | None = None,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> SamplingParams:
     return SamplingParams(
         max_tokens=100,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        min_p=min_p,
         seed=seed,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         repetition_penalty=repetition_penalty,
+        logit_bias=tuple((logit_bias or {}).items()),
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
     )
 
 
@@ -54,11 +62,16 @@ def logits_of(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> tor
 def reference_token(logits: list[float], new: NewSequence) -> int:
     """The rules, one token of the vocabulary at a time."""
     sampling, counts = new.sampling, Counter(new.output_token_ids)
+    for token_id, bias in sampling.logit_bias:
+        logits[token_id] += bias
     for token_id in {*new.prompt_token_ids, *new.output_token_ids}:
         scale = sampling.repetition_penalty
         logits[token_id] = logits[token_id] / scale if logits[token_id] > 0 else logits[token_id] * scale
     for token_id, count in counts.items():
         logits[token_id] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    if len(new.output_token_ids) < sampling.min_tokens:
+        for token_id in sampling.stop_token_ids:
+            logits[token_id] = -math.inf
     if sampling.temperature == 0:
         return max(range(len(logits)), key=lambda token_id: logits[token_id])
     highest = max(logits)
@@ -74,7 +87,8 @@ def reference_token(logits: list[float], new: NewSequence) -> int:
                 break
             kept.append(token_id)
         candidates = kept
-    if sampling.top_k == 0 and sampling.top_p == 1:
+    candidates = [token_id for token_id in candidates if weights[token_id] >= sampling.min_p]
+    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
         candidates = sorted(candidates)
     share = draw_uniform(seed=sampling.seed or 0, position=len(new.output_token_ids))
     share *= sum(weights[token_id] for token_id in candidates)
@@ -91,10 +105,16 @@ any_params = st.builds(
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     top_k=st.sampled_from([0, 1, 3, VOCAB_SIZE, 1000]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 0.6, 1.0]),
     seed=st.integers(0, 2**64 - 1),
     presence_penalty=st.sampled_from([-2.0, 0.0, 0.7]),
     frequency_penalty=st.sampled_from([-1.0, 0.0, 0.4]),
     repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -1.5, 0.5, 3.0, 100.0]), max_size=4
+    ),
+    min_tokens=st.integers(0, 10),
+    stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12).map(tuple),
 )
 
 
@@ -177,6 +197,31 @@ def test_top_p_over_a_flat_vocabulary_looks_past_the_first_candidates() -> None:
     assert max(drawn) < vocab_size * 0.9 + 1
 
 
+def test_min_p_over_a_flat_vocabulary_looks_past_the_first_candidates() -> None:
+    vocab_size = 5000
+    sampler = Sampler(vocab_size=vocab_size)
+    sampler.add(new_sequence(1, params(seed=3, min_p=0.5)))
+    halving_at_4000_RV = torch.arange(vocab_size)[None, :] * (-math.log(2) / 4000)
+    drawn = [sampler.sample(halving_at_4000_RV.clone(), [SequenceId(1)])[0] for _ in range(200)]
+    assert 3500 < max(drawn) <= 4000
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_token_that_ends_the_answer_is_not_sampled_before_min_tokens(temperature: float) -> None:
+    """Not even one with the highest bias; a stop token that the model does not have is none."""
+    sampling = params(
+        temperature=temperature,
+        min_tokens=3,
+        stop_token_ids=(2, VOCAB_SIZE + 7),
+        logit_bias={2: 100.0},
+        repetition_penalty=0.5,
+    )
+    sampler = Sampler(vocab_size=VOCAB_SIZE)
+    sampler.add(new_sequence(1, sampling, prompt=(2,)))
+    generated = generate(sampler, 4)
+    assert 2 not in generated[:3] and generated[3] == 2
+
+
 def test_sequence_that_was_forgotten_is_no_longer_known() -> None:
     sampler = Sampler(vocab_size=VOCAB_SIZE)
     sampler.add(new_sequence(1, params()))
@@ -189,3 +234,5 @@ def test_token_outside_the_vocabulary_is_refused(token_id: int) -> None:
     sampler = Sampler(vocab_size=VOCAB_SIZE)
     with pytest.raises(InternalError, match="outside the vocabulary"):
         sampler.add(new_sequence(1, params(), prompt=(token_id,)))
+    with pytest.raises(InternalError, match="outside the vocabulary"):
+        sampler.add(new_sequence(1, params(logit_bias={token_id: 1.0})))

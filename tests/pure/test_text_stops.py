@@ -44,6 +44,17 @@ def test_text_stop_output_is_that_of_the_whole_text(text: str, stops: list[str],
     assert (output, found) == expected_output(text, stops)
 
 
+@given(text=TEXTS, stops=STOPS, num_exempt=st.integers(0, 14))
+@example(text="aaa", stops=["aa"], num_exempt=2)
+def test_text_stop_complete_where_it_may_not_stop_is_text(text: str, stops: list[str], num_exempt: int) -> None:
+    matcher = StopMatcher(stops)
+    exempt, _ = matcher.feed(text[:num_exempt], may_stop=False)
+    rest, found = matcher.feed(text[num_exempt:])
+    ends = [(end, -len(s)) for end in range(num_exempt + 1, len(text) + 1) for s in stops if text[:end].endswith(s)]
+    expected = text[: sum(min(ends))] if ends else text
+    assert (exempt + rest + matcher.finish(), found) == (expected, bool(ends))
+
+
 def test_text_stop_once_found_gives_nothing_more() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.feed("the E") == ("the ", False)

@@ -2,7 +2,10 @@
 
 from enum import Enum
 
+import msgspec
+
 from pdserve.ids import HandoffId, RequestId, SequenceId
+from pdserve.sampling import SamplingParams
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.text.detokenizer import Detokenizer
 from pdserve.text.stops import StopMatcher
@@ -58,9 +61,15 @@ class Request:
         self.arrivals_ns: tuple[int, ...] = ()
         """The instant of each write of the handoff, for a traced request."""
         self.num_generated = 0
-        self._eos_token_ids = tokenizer.eos_token_ids
+        eos_token_ids = frozenset[int]() if generate.sampling.ignore_eos else tokenizer.eos_token_ids
+        self._end_token_ids = eos_token_ids.union(generate.sampling.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(generate.sampling.stop)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What the engine is told: to it, whatever ends the answer is a stop token."""
+        return msgspec.structs.replace(self.generate.sampling, stop_token_ids=tuple(sorted(self._end_token_ids)))
 
     @property
     def request_id(self) -> RequestId:
@@ -91,12 +100,12 @@ class Request:
         sampling = self.generate.sampling
         is_first = self.num_generated == 0
         self.num_generated += 1
-        is_end = token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos)
+        may_end = self.num_generated > sampling.min_tokens
         text, reason = "", None
-        if is_end:
+        if may_end and token_id in self._end_token_ids:
             reason = FinishReason.STOP
         else:
-            text, found_stop = self._stops.feed(self._detokenizer.add([token_id]))
+            text, found_stop = self._stops.feed(self._detokenizer.add([token_id]), may_stop=may_end)
             if found_stop:
                 reason = FinishReason.STOP
                 return self._delta(token_id, text, reason, is_first=is_first)

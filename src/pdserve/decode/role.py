@@ -237,7 +237,7 @@ class DecodeRole:
             token_ids=token_ids,
             num_prompt_tokens=len(token_ids),
             arrival_ns=request.arrival_ns,
-            sampling=request.generate.sampling,
+            sampling=request.sampling,
             num_computed=num_computed,
             page_indices=page_indices,
         )

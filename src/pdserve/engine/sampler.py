@@ -1,9 +1,10 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p and seeded noise, each row by itself.
+"""From logits to tokens: biases, penalties, temperature, top-k, top-p, min-p and seeded noise, each row by itself.
 
 A row's token depends on its logits, its sequence's parameters and earlier tokens, and on (seed, position) alone: never
-on what else is in the batch. Order: penalties, temperature, top-k, top-p (over what top-k left), draw.
+on what else is in the batch. Order: biases, penalties, no early end, temperature, top-k, top-p (over what top-k left),
+min-p (over what top-p left), draw.
 
-Shape suffixes: R rows (sequences that sample), V vocabulary, K candidates, most likely first.
+Shape suffixes: R rows (sequences that sample), V vocabulary, K candidates, most likely first; B biased tokens.
 """
 
 import secrets
@@ -30,9 +31,17 @@ class _SamplerState:
         self.num_output_tokens = len(new.output_token_ids)
         self.output_counts_V: torch.Tensor | None = None
         self.in_prompt_V: torch.Tensor | None = None
+        self.bias_ids_B = torch.tensor([token_id for token_id, _ in new.sampling.logit_bias], dtype=torch.int64)
+        self.biases_B = torch.tensor([bias for _, bias in new.sampling.logit_bias])
+        self.end_ids = [token_id for token_id in new.sampling.stop_token_ids if token_id < vocab_size]
+        """A tokenizer may know tokens to end with that the model does not."""
         if has_penalty(new.sampling):
             self.output_counts_V = _counts(new.output_token_ids, vocab_size=vocab_size)
             self.in_prompt_V = _counts(new.prompt_token_ids, vocab_size=vocab_size) > 0
+
+    @property
+    def may_end(self) -> bool:
+        return self.num_output_tokens >= self.params.min_tokens
 
     def record(self, token_id: int) -> None:
         self.num_output_tokens += 1
@@ -60,8 +69,12 @@ class Sampler:
         return sequence_id in self._states
 
     def add(self, new: NewSequence) -> None:
-        """Raises: `InternalError` for a token outside the vocabulary."""
-        for token_id in (*new.prompt_token_ids, *new.output_token_ids):
+        """Its stop tokens are all that end the answer, end of sequence among them.
+
+        Raises: `InternalError` for a token outside the vocabulary.
+        """
+        biased = (token_id for token_id, _ in new.sampling.logit_bias)
+        for token_id in (*new.prompt_token_ids, *new.output_token_ids, *biased):
             if not 0 <= token_id < self._vocab_size:
                 raise InternalError(f"sequence {new.sequence_id} has token {token_id}, outside the vocabulary")
         self._states[new.sequence_id] = _SamplerState(new, vocab_size=self._vocab_size)
@@ -73,7 +86,9 @@ class Sampler:
     def sample(self, logits_RV: torch.Tensor, sequence_ids: Sequence[SequenceId]) -> list[int]:
         """One token a row; the states move on by it. Requires: every sequence known. Overwrites `logits_RV`."""
         states = [self._states[sequence_id] for sequence_id in sequence_ids]
+        _apply_biases(logits_RV, states)
         _apply_penalties(logits_RV, states)
+        _forbid_early_ends(logits_RV, states)
         token_ids = [int(token_id) for token_id in logits_RV.argmax(dim=-1)]
         random_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
         if random_rows:
@@ -91,6 +106,18 @@ def _counts(token_ids: Sequence[int], *, vocab_size: int) -> torch.Tensor:
 
 def _column(values: Iterable[float]) -> torch.Tensor:
     return torch.tensor(list(values), dtype=torch.float64)[:, None]
+
+
+def _apply_biases(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
+    for row, state in enumerate(states):
+        if len(state.bias_ids_B):
+            logits_RV[row, state.bias_ids_B] += state.biases_B
+
+
+def _forbid_early_ends(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
+    for row, state in enumerate(states):
+        if not state.may_end and state.end_ids:
+            logits_RV[row, state.end_ids] = -torch.inf
 
 
 def _apply_penalties(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
@@ -122,7 +149,7 @@ def _draw(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> list[int]
     token_ids = [0] * len(states)
     filtered: list[int] = []
     for row, state in enumerate(states):
-        if state.params.top_k > 0 or state.params.top_p < 1:
+        if state.params.top_k > 0 or state.params.top_p < 1 or state.params.min_p > 0:
             filtered.append(row)
         else:
             token_ids[row] = _inverse_cdf(weights_RV[row], uniform[row])
@@ -141,7 +168,7 @@ def _inverse_cdf(weights_K: torch.Tensor, uniform: float) -> int:
 
 
 def _candidates(weights_RV: torch.Tensor, params: Sequence[SamplingParams]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each row the tokens that top-k and top-p leave, with their weights."""
+    """For each row the tokens that top-k, top-p and min-p leave, with their weights."""
     vocab_size = weights_RV.shape[-1]
     num_looked_at = min(vocab_size, max(_NUM_CANDIDATES, *(param.top_k for param in params)))
     top_RK, ids_RK = weights_RV.topk(num_looked_at, dim=-1)
@@ -151,9 +178,10 @@ def _candidates(weights_RV: torch.Tensor, params: Sequence[SamplingParams]) -> l
         if param.top_k > 0:
             top_K, ids_K = top_K[: param.top_k], ids_K[: param.top_k]
             total = top_K.sum()
-        elif top_K.sum() < param.top_p * total:
+        elif top_K.sum() < param.top_p * total and top_K[-1] >= param.min_p * top_K[0]:
             top_K, ids_K = weights_RV[row].sort(descending=True)
         mass_before_K = top_K.cumsum(dim=-1) - top_K
-        num_kept = max(1, int((mass_before_K < param.top_p * total).sum()))
+        is_kept_K = (mass_before_K < param.top_p * total) & (top_K >= param.min_p * top_K[0])
+        num_kept = max(1, int(is_kept_K.sum()))
         kept.append((ids_K[:num_kept], top_K[:num_kept]))
     return kept

@@ -1,5 +1,6 @@
 """The fields that both completion APIs share, and what they ask of the sampler."""
 
+import re
 import secrets
 from typing import Annotated
 
@@ -8,20 +9,20 @@ from msgspec import Meta
 
 from pdserve.errors import ContextOverflow, InvalidField
 from pdserve.gateway.fields import NoOps
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SamplingParams
 
-MAX_STOP_TOKEN_IDS = 64
-"""The sampler compares each token with all of them."""
+MAX_LOGIT_BIAS = 100.0
 
 MIN_TEMPERATURE = 1e-4
 """Under this, logits divided by the temperature overflow float32; the limit is greedy, which is what is meant."""
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SHARED_NO_OPS: NoOps = {
     "n": (1,),
-    "logit_bias": ({},),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -31,8 +32,6 @@ SHARED_NO_OPS: NoOps = {
     "metadata": ({},),
     "safety_identifier": (),
     "prompt_cache_key": (),
-    "min_p": (0, 0.0),
-    "min_tokens": (0,),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -63,12 +62,16 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """0 and -1 mean all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=4)] | None = None
     stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
+    """JSON's keys are strings: token ids in decimal."""
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     """vLLM's extension: each choice carries the ids of its tokens."""
@@ -81,6 +84,18 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def token_limit(self) -> int | None:
         """The most tokens to generate; None when the client leaves it to us."""
         return self.max_tokens
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """By token id. Raises: `InvalidField` for a key that is no token id, or a value out of range."""
+        biases: dict[int, float] = {}
+        for key, bias in (self.logit_bias or {}).items():
+            if _TOKEN_ID.fullmatch(key) is None:
+                raise InvalidField(f"'logit_bias' has the key {key!r}, which is no token id", param="logit_bias")
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise InvalidField(f"'logit_bias' of token {key} is {bias}, outside [-100, 100]", param="logit_bias")
+            biases[int(key)] = bias
+        return biases
 
     @property
     def includes_usage(self) -> bool:
@@ -103,7 +118,8 @@ def sampling_params(
     """What the sampler is asked; a seed is drawn where the sampler needs one and the client gave none.
 
     `default_max_tokens` is None where the default is all that the context leaves; `prompt_param` is the prompt's field.
-    Raises: `ContextOverflow` when prompt and answer don't fit the context.
+    Raises: `ContextOverflow` when prompt and answer don't fit the context; `InvalidField` when they leave no room for
+    `min_tokens`.
     """
     room = max_model_len - num_prompt_tokens
     if room < 1:
@@ -120,6 +136,11 @@ def sampling_params(
             f"which leaves no {max_tokens} for the answer; ask for at most {room}",
             param="max_tokens",
         )
+    if (fields.min_tokens or 0) > max_tokens:
+        raise InvalidField(
+            f"'min_tokens' is {fields.min_tokens}, more than the {max_tokens} tokens that there may be",
+            param="min_tokens",
+        )
     return _resolved(fields, max_tokens=max_tokens)
 
 
@@ -134,10 +155,13 @@ def _resolved(fields: SamplingFields, *, max_tokens: int) -> SamplingParams:
         temperature=temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=max(0, fields.top_k or 0),
+        min_p=fields.min_p or 0.0,
         seed=seed,
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
+        logit_bias=tuple(fields.biases.items()),
+        min_tokens=fields.min_tokens or 0,
         stop=stop,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),

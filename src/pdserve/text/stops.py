@@ -22,17 +22,18 @@ class StopMatcher:
         self._held = ""
         self._found = False
 
-    def feed(self, text: str) -> tuple[str, bool]:
+    def feed(self, text: str, *, may_stop: bool = True) -> tuple[str, bool]:
         """The text that can't be part of a stop string any more, and True once one is complete.
 
-        The text then ends where the stop string begins; whatever is fed afterwards gives nothing.
+        The text then ends where the stop string begins; whatever is fed afterwards gives nothing. A stop string that is
+        complete within a text that may not stop is text like any other.
         """
         if self._found:
             return "", True
         self._held += text
         for position in range(len(self._held) - len(text), len(self._held)):
             num_stopped = max((a.advance(self._held[position]) for a in self._automata), default=0)
-            if num_stopped:
+            if num_stopped and may_stop:
                 self._found = True
                 before = self._held[: position + 1 - num_stopped]
                 self._held = ""
@@ -64,7 +65,7 @@ class _StopAutomaton:
             self.num_matched += 1
         if self.num_matched < len(self._stop):
             return 0
-        self.num_matched = 0
+        self.num_matched = self._fallbacks[-1]
         return len(self._stop)
 
 
