@@ -1,7 +1,7 @@
 """A real gateway application on loopback, with a tokenizer that counts bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +25,19 @@ class ByteTokenizer:
 
     vocab_size = 256
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+    def decode_verbatim(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         if messages[0]["role"] == "assistant":
             raise InvalidField("a chat begins with the user", param="messages")
         if messages[0]["content"] == "no template":
             raise ConfigError("the model has no chat template")
-        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
+        chat = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return self.encode(chat if add_generation_prompt else f"{chat}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,13 @@ def test_text_chat_template_renders_with_special_tokens(byte_level: Tokenizer) -
     assert expected.count(END_ID) == 2
 
 
+def test_text_chat_without_generation_prompt_ends_with_its_last_message(byte_level: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hell"}]
+    token_ids = byte_level.apply_chat_template(messages, add_generation_prompt=False)
+    assert byte_level.decode_verbatim(token_ids).rstrip() == "user: hell<end>"
+    assert byte_level.decode(token_ids).rstrip() == "user: hell"
+
+
 def test_text_chat_prompt_has_no_bos_but_that_of_its_template(tmp_path: Path) -> None:
     prefix = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     adds_bos = {
@@ -243,6 +250,7 @@ def test_text_chat_prompt_has_no_bos_but_that_of_its_template(tmp_path: Path) ->
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("a") == [END_ID, ord("a")]
+    assert tokenizer.encode("a", add_special_tokens=False) == [ord("a")]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}]) == [ord("a")]
 
 

@@ -12,12 +12,17 @@ from pdserve.gateway.completion_endpoints import CompletionEndpoints
 from pdserve.gateway.errors import failure_of, failure_of_http
 from pdserve.gateway.failures import BUG, RequestFailed
 from pdserve.gateway.hub import Hub
+from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.status_endpoints import StatusEndpoints
+from pdserve.gateway.token_endpoints import TokenEndpoints
 from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.wire.channel import accept, authorised
 from pdserve.wire.codec import gateway_codec
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+"""How the paths begin that ask for the API key."""
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +35,9 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     clock = clock or SystemClock()
     metrics = GatewayMetrics(model_name=settings.model_name)
     hub = Hub(settings, metrics, clock)
-    completions = CompletionEndpoints(settings, tokenizer, hub, metrics, clock)
+    model = ServedModel(tokenizer, name=settings.model_name)
+    completions = CompletionEndpoints(settings, model, hub, metrics, clock)
+    tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
     status = StatusEndpoints(hub, metrics, clock, model_name=settings.model_name)
 
     async def cluster(request: web.Request) -> web.StreamResponse:
@@ -54,6 +61,8 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     )
     app.router.add_post("/v1/chat/completions", completions.chat)
     app.router.add_post("/v1/completions", completions.completion)
+    app.router.add_post("/tokenize", tokens.tokenize)
+    app.router.add_post("/detokenize", tokens.detokenize)
     app.router.add_get("/v1/models", status.models)
     app.router.add_get("/health", status.ready)
     app.router.add_get("/ready", status.ready)
@@ -94,7 +103,7 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
 def _require_key(api_key: str | None) -> Middleware:
     @web.middleware
     async def require_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith("/v1/") and not authorised(request, api_key):
+        if request.path.startswith(GUARDED) and not authorised(request, api_key):
             raise AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
         return await handler(request)
 

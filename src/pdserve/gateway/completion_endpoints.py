@@ -14,12 +14,13 @@ from pdserve.gateway.answering import EventStream, answer_whole
 from pdserve.gateway.answers import AnswerShape, AnswerWriter, ChatShape, CompletionShape
 from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.errors import failure_of
-from pdserve.gateway.failures import BODY_TIMED_OUT, RequestFailed
+from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import Prompt, PromptReader
+from pdserve.gateway.request_body import read_body
 from pdserve.gateway.request_record import RequestRecord
+from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
-from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.ids import RequestId
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant
@@ -33,10 +34,10 @@ class CompletionEndpoints:
     """Handlers. A client that leaves cancels its handler, which aborts the request (`handler_cancellation`)."""
 
     def __init__(
-        self, settings: GatewaySettings, tokenizer: GatewayTokenizer, hub: Hub, metrics: GatewayMetrics, clock: Clock
+        self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._settings = settings
-        self._reader = PromptReader(tokenizer, model_name=settings.model_name)
+        self._reader = PromptReader(model)
         self._hub = hub
         self._metrics = metrics
         self._clock = clock
@@ -55,7 +56,7 @@ class CompletionEndpoints:
         request_id = RequestId(shape.id_prefix + secrets.token_hex(16))
         deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
         try:
-            prompt = await read_prompt(await self._body(request))
+            prompt = await read_prompt(await read_body(request, timeout_s=self._settings.body_timeout_s))
             record.tokenized(len(prompt.token_ids))
             work = Work(
                 request_id=request_id,
@@ -95,10 +96,3 @@ class CompletionEndpoints:
             returns_token_ids=bool(prompt.fields.return_token_ids),
             includes_usage=prompt.fields.includes_usage,
         )
-
-    async def _body(self, request: web.Request) -> bytes:
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                return await request.read()
-        except TimeoutError as error:
-            raise RequestFailed(BODY_TIMED_OUT) from error

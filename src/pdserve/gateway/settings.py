@@ -15,7 +15,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
-    """Bearer token of `/v1/*`; None: open."""
+    """Bearer token of `/v1/*`, `/tokenize` and `/detokenize`; None: open."""
     cluster_secret: str | None = field(default=None, repr=False)
     """Bearer token of `/cluster`; None: open. Required in practice when `host` is reachable by others."""
     max_workers: int = 256

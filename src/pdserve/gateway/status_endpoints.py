@@ -9,7 +9,7 @@ from aiohttp import web
 from pdserve.clock import Clock
 from pdserve.config.role import Role
 from pdserve.gateway.hub import Hub
-from pdserve.gateway.prompt import DEFAULT_MODEL
+from pdserve.gateway.served_model import DEFAULT_MODEL
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.units import ns_to_seconds
 from pdserve.wire.peer import PROTOCOL_VERSION

@@ -1,5 +1,6 @@
 """The tokenizer as the gateway sees it; implemented by `pdserve.text.tokenizer`."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -9,8 +10,12 @@ class GatewayTokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
+    def decode_verbatim(self, token_ids: Sequence[int]) -> str:
+        """The text, with that of special tokens."""
+        ...
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """Raises: `InvalidField` when the template refuses the messages, `ConfigError` without a template."""
         ...

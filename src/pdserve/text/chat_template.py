@@ -30,14 +30,18 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template is not valid Jinja: line {error.lineno}: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: list[dict[str, str]]) -> str:
-        """The prompt, up to and including the start of the assistant's answer.
+    def render(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """The prompt; with `add_generation_prompt` up to and including the start of the assistant's answer.
 
         Raises: `InvalidField` when the template refuses the messages or fails on them.
         """
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=True, tools=None, documents=None, **self._special_tokens
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
             )
         except Exception as error:  # what a foreign template raises on foreign messages can't be known
             raise InvalidField(

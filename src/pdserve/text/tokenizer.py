@@ -89,16 +89,20 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt, with those that the model wants around one (such as BOS)."""
-        return self._core.encode(text, add_special_tokens=True).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt, by default with those that the model wants around one (such as BOS)."""
+        return self._core.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text, without special tokens; bytes that are no UTF-8 become U+FFFD."""
         return self._core.decode(token_ids, skip_special_tokens=True)
 
-    def apply_chat_template(self, messages: list[dict[str, str]]) -> list[int]:
-        """The tokens of a conversation, up to and including the start of the assistant's answer.
+    def decode_verbatim(self, token_ids: Sequence[int]) -> str:
+        """The text with that of special tokens, as in `<|im_end|>`."""
+        return self._core.decode(token_ids, skip_special_tokens=False)
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        """The tokens of a conversation, by default up to and including the start of the assistant's answer.
 
         Raises: `InvalidField` when the template refuses the messages; `ConfigError` without a template.
         """
@@ -106,7 +110,8 @@ class Tokenizer:
             raise ConfigError(
                 "the model has no chat template: use completions, or add chat_template.jinja to its files"
             )
-        return self._core.encode(self._chat_template.render(messages), add_special_tokens=False).ids
+        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._core.encode(text, add_special_tokens=False).ids
 
 
 def _read_json(path: Path) -> Mapping[str, object]:

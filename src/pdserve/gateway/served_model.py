@@ -1,0 +1,56 @@
+"""The one model that is served, as clients name it and as it reads text."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from pdserve.errors import ConfigError, InvalidField, ModelNotFound, UnsupportedField
+from pdserve.gateway.tokenizer import GatewayTokenizer
+
+DEFAULT_MODEL = "default"
+"""Names the one model that is served, whatever its own name."""
+
+
+class ServedModel:
+    """Every method raises `RequestError` for what the client did wrong. The tokenizer runs in threads."""
+
+    def __init__(self, tokenizer: GatewayTokenizer, *, name: str) -> None:
+        self._tokenizer = tokenizer
+        self.name = name
+
+    def require_named(self, name: str) -> None:
+        """Raises: `ModelNotFound` for the name of another model."""
+        if name not in (self.name, DEFAULT_MODEL):
+            raise ModelNotFound(
+                f"there is no model {name!r} here; ask for {self.name!r} or {DEFAULT_MODEL!r}", param="model"
+            )
+
+    def require_known(self, token_ids: Iterable[int], *, param: str) -> None:
+        """Raises: `InvalidField` for a token that the vocabulary does not have."""
+        vocab_size = self._tokenizer.vocab_size
+        unknown = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+        if unknown is not None:
+            raise InvalidField(f"'{param}' has token id {unknown}; the vocabulary is [0, {vocab_size})", param=param)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    async def tokenize_chat(
+        self, messages: list[dict[str, str]], *, param: str, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """`param` is the field that holds the messages.
+
+        Raises: `UnsupportedField` when the model has no chat template, `InvalidField` when it refuses the messages.
+        """
+        try:
+            return await asyncio.to_thread(
+                self._tokenizer.apply_chat_template, messages, add_generation_prompt=add_generation_prompt
+            )
+        except ConfigError as error:
+            raise UnsupportedField(error.message, param=param) from error
+        except InvalidField as error:
+            raise InvalidField(error.message, param=param) from error
+
+    async def detokenize(self, token_ids: Sequence[int], *, param: str) -> str:
+        """The text with that of special tokens, so that tokenizing it without adding any gives the tokens again."""
+        self.require_known(token_ids, param=param)
+        return await asyncio.to_thread(self._tokenizer.decode_verbatim, token_ids)
