@@ -57,4 +57,5 @@ class PromptReader:
             raise InvalidField(f"'{param}' has no tokens", param=param)
         self._model.require_known(token_ids, param=param)
         self._model.require_known(fields.stop_token_ids or (), param="stop_token_ids")
+        self._model.require_known(fields.biases, param="logit_bias")
         return Prompt(fields=fields, token_ids=tuple(token_ids), param=param, default_max_tokens=default_max_tokens)
