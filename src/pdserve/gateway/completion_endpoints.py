@@ -1,7 +1,5 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
-import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -9,16 +7,14 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from pdserve.clock import Clock
-from pdserve.errors import PdserveError
 from pdserve.gateway.answering import EventStream, answer_whole
 from pdserve.gateway.answers import AnswerShape, AnswerWriter, ChatShape, CompletionShape
 from pdserve.gateway.dispatcher import Work
-from pdserve.gateway.errors import failure_of
-from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import Prompt, PromptReader
 from pdserve.gateway.request_body import read_body
 from pdserve.gateway.request_record import RequestRecord
+from pdserve.gateway.request_scope import request_scope
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.ids import RequestId
@@ -26,8 +22,6 @@ from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant
 from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import seconds_to_ns
-
-_log = logging.getLogger(__name__)
 
 
 class CompletionEndpoints:
@@ -37,6 +31,7 @@ class CompletionEndpoints:
         self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._settings = settings
+        self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
         self._metrics = metrics
@@ -51,11 +46,10 @@ class CompletionEndpoints:
     async def _complete(
         self, request: web.Request, read_prompt: Callable[[bytes], Awaitable[Prompt]], shape: AnswerShape
     ) -> web.StreamResponse:
-        """Every way out of here ends the record, and leaves nothing of the request in the hub (rule H7)."""
         record = RequestRecord(self._metrics, self._clock)
         request_id = RequestId(shape.id_prefix + secrets.token_hex(16))
         deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
-        try:
+        with request_scope(request_id, record, self._hub):
             prompt = await read_prompt(await read_body(request, timeout_s=self._settings.body_timeout_s))
             record.tokenized(len(prompt.token_ids))
             work = Work(
@@ -73,18 +67,6 @@ class CompletionEndpoints:
                 return await answer_whole(stream, writer, record)
             events = EventStream(request, write_timeout_s=self._settings.write_timeout_s)
             return await events.answer(stream, writer, record)
-        except PdserveError as error:
-            record.failed(failure_of(error))
-            raise
-        except RequestFailed as error:
-            record.failed(error.failure)
-            raise
-        except (asyncio.CancelledError, ConnectionError):
-            record.cancelled()
-            raise
-        finally:
-            self._hub.release(request_id)
-            _log.debug("request_ended request_id=%s outcome=%s", request_id, record.outcome)
 
     def _writer(self, shape: AnswerShape, request_id: RequestId, prompt: Prompt) -> AnswerWriter:
         return AnswerWriter(
@@ -95,4 +77,5 @@ class CompletionEndpoints:
             system_fingerprint=f"pdserve-{self._hub.fingerprint}",
             returns_token_ids=bool(prompt.fields.return_token_ids),
             includes_usage=prompt.fields.includes_usage,
+            token_bytes=None if prompt.fields.num_top_logprobs is None else self._model.token_bytes,
         )

@@ -1,9 +1,10 @@
 """From a body to what is dispatched: parsed, checked, tokenized. Nothing here knows workers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdserve.errors import InvalidField
-from pdserve.gateway.chat_request import parse_chat_request
+from pdserve.gateway.chat_request import ChatMessage, parse_chat_request
 from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, parse_completion_request
 from pdserve.gateway.sampling_fields import SamplingFields, sampling_params
 from pdserve.gateway.served_model import ServedModel
@@ -38,10 +39,7 @@ class PromptReader:
 
     async def chat(self, body: bytes) -> Prompt:
         request = parse_chat_request(body)
-        self._model.require_named(request.model)
-        messages = [message.as_template_input for message in request.messages]
-        token_ids = await self._model.tokenize_chat(messages, param="messages")
-        return self._prompt(request, token_ids, param="messages", default_max_tokens=None)
+        return await self.conversation(request, request.messages, param="messages")
 
     async def completion(self, body: bytes) -> Prompt:
         request = parse_completion_request(body)
@@ -49,6 +47,13 @@ class PromptReader:
         prompt = request.single_prompt
         token_ids = await self._model.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self._prompt(request, token_ids, param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS)
+
+    async def conversation(self, fields: SamplingFields, messages: Sequence[ChatMessage], *, param: str) -> Prompt:
+        """`param` is the field that holds the messages."""
+        self._model.require_named(fields.model)
+        inputs = [message.as_template_input for message in messages]
+        token_ids = await self._model.tokenize_chat(inputs, param=param)
+        return self._prompt(fields, token_ids, param=param, default_max_tokens=None)
 
     def _prompt(
         self, fields: SamplingFields, token_ids: list[int], *, param: str, default_max_tokens: int | None
