@@ -31,7 +31,6 @@ class CompletionEndpoints:
         self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._settings = settings
-        self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
         self._metrics = metrics
@@ -77,5 +76,4 @@ class CompletionEndpoints:
             system_fingerprint=f"pdserve-{self._hub.fingerprint}",
             returns_token_ids=bool(prompt.fields.return_token_ids),
             includes_usage=prompt.fields.includes_usage,
-            token_bytes=None if prompt.fields.num_top_logprobs is None else self._model.token_bytes,
         )
