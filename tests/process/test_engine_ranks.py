@@ -32,7 +32,6 @@ from tests.pure.tiny_checkpoints import write_checkpoint
 from pdserve.engine.client import RankEngine, start_engine
 from pdserve.errors import ConfigError
 from pdserve.layer_counter import ticks_per_pass
-from pdserve.model.source import ModelSource
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.shared_region import host_buffer
 
@@ -78,16 +77,10 @@ def assert_equal(one: Outcome, other: Outcome) -> None:
     assert one.kv[:, PAGES].any(axis=-1).all()
 
 
-async def test_kv_tails_and_tokens_of_3_and_9_ranks_equal_those_of_one(nine_heads: Path) -> None:
-    expected = await outcome(nine_heads, tensor_parallel_size=1, prompt=PROMPT, num_tokens=6)
-    for num_ranks in (3, 9):
-        assert_equal(await outcome(nine_heads, tensor_parallel_size=num_ranks, prompt=PROMPT, num_tokens=6), expected)
-
-
-async def test_kv_and_tokens_of_smollm2_on_3_ranks_equal_those_on_one(model: ModelSource, text_ids: list[int]) -> None:
+async def test_kv_tails_and_tokens_of_9_ranks_equal_those_of_one(nine_heads: Path) -> None:
+    """Replica sets of three. `test_serve_sharded` compares three ranks with one, on SmolLM2."""
     expected, cut = [
-        await outcome(model.dir, tensor_parallel_size=num_ranks, prompt=text_ids[:41], num_tokens=4)
-        for num_ranks in (1, 3)
+        await outcome(nine_heads, tensor_parallel_size=num_ranks, prompt=PROMPT, num_tokens=6) for num_ranks in (1, 9)
     ]
     assert_equal(cut, expected)
 
