@@ -12,6 +12,7 @@ from pdserve.gateway.completion_endpoints import CompletionEndpoints
 from pdserve.gateway.errors import failure_of, failure_of_http
 from pdserve.gateway.failures import BUG, RequestFailed
 from pdserve.gateway.hub import Hub
+from pdserve.gateway.responses_endpoints import ResponsesEndpoints
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.status_endpoints import StatusEndpoints
@@ -37,8 +38,9 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     hub = Hub(settings, metrics, clock)
     model = ServedModel(tokenizer, name=settings.model_name)
     completions = CompletionEndpoints(settings, model, hub, metrics, clock)
+    responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
-    status = StatusEndpoints(hub, metrics, clock, model_name=settings.model_name)
+    status = StatusEndpoints(hub, metrics, clock, model)
 
     async def cluster(request: web.Request) -> web.StreamResponse:
         if not authorised(request, settings.cluster_secret):
@@ -61,9 +63,11 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     )
     app.router.add_post("/v1/chat/completions", completions.chat)
     app.router.add_post("/v1/completions", completions.completion)
+    app.router.add_post("/v1/responses", responses.create)
     app.router.add_post("/tokenize", tokens.tokenize)
     app.router.add_post("/detokenize", tokens.detokenize)
     app.router.add_get("/v1/models", status.models)
+    app.router.add_get("/v1/models/{name:.+}", status.model)
     app.router.add_get("/health", status.ready)
     app.router.add_get("/ready", status.ready)
     app.router.add_get("/live", status.live)

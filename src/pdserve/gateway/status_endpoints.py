@@ -9,7 +9,7 @@ from aiohttp import web
 from pdserve.clock import Clock
 from pdserve.config.role import Role
 from pdserve.gateway.hub import Hub
-from pdserve.gateway.served_model import DEFAULT_MODEL
+from pdserve.gateway.served_model import DEFAULT_MODEL, ServedModel
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.units import ns_to_seconds
 from pdserve.wire.peer import PROTOCOL_VERSION
@@ -34,11 +34,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusEndpoints:
-    def __init__(self, hub: Hub, metrics: GatewayMetrics, clock: Clock, *, model_name: str) -> None:
+    def __init__(self, hub: Hub, metrics: GatewayMetrics, clock: Clock, model: ServedModel) -> None:
         self._hub = hub
         self._metrics = metrics
         self._clock = clock
-        self._model_name = model_name
+        self._served = model
         self._created_s = int(time.time())
 
     async def live(self, request: web.Request) -> web.Response:
@@ -56,7 +56,13 @@ class StatusEndpoints:
         )
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model(name) for name in (self._model_name, DEFAULT_MODEL)]})
+        return _json({"object": "list", "data": [self._model(name) for name in (self._served.name, DEFAULT_MODEL)]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Raises: `ModelNotFound`."""
+        name = request.match_info["name"]
+        self._served.require_named(name)
+        return _json(self._model(name))
 
     async def workers(self, request: web.Request) -> web.Response:
         now_ns = self._clock.now_ns()
@@ -92,7 +98,7 @@ class StatusEndpoints:
             "object": "model",
             "created": self._created_s,
             "owned_by": "pdserve",
-            "root": self._model_name,
+            "root": self._served.name,
             "max_model_len": self._hub.view.max_model_len,
         }
 

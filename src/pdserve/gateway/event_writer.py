@@ -1,0 +1,30 @@
+"""Named server-sent events on their way to a client."""
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+
+
+class EventWriter:
+    """Raises: `ConnectionError` when the client is gone or does not take an event in time."""
+
+    def __init__(self, request: web.Request, *, write_timeout_s: float) -> None:
+        self._request = request
+        self._write_timeout_s = write_timeout_s
+        self.response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+        )
+
+    async def start(self) -> None:
+        """Send the status and the headers: from here on a failure can only be an event."""
+        await self.response.prepare(self._request)
+
+    async def send(self, name: str, body: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self.response.write(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body)))
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionAbortedError("the client does not read") from error

@@ -1,0 +1,146 @@
+"""`POST /v1/responses`: OpenAI's Responses API without what needs a store or tools."""
+
+import secrets
+import time
+
+import msgspec
+from aiohttp import web
+
+from pdserve.clock import Clock
+from pdserve.errors import ContextOverflow
+from pdserve.gateway.dispatcher import Work
+from pdserve.gateway.event_writer import EventWriter
+from pdserve.gateway.failures import RequestFailed
+from pdserve.gateway.hub import Hub
+from pdserve.gateway.prompt import Prompt, PromptReader
+from pdserve.gateway.request_body import read_body
+from pdserve.gateway.request_record import RequestRecord
+from pdserve.gateway.request_scope import request_scope
+from pdserve.gateway.responses_answers import Generation, ResponseWriter
+from pdserve.gateway.responses_request import ResponsesRequest, parse_responses_request
+from pdserve.gateway.served_model import ServedModel
+from pdserve.gateway.settings import GatewaySettings
+from pdserve.gateway.token_stream import TokenStream
+from pdserve.ids import RequestId
+from pdserve.sampling import SamplingParams
+from pdserve.telemetry.gateway_metrics import GatewayMetrics
+from pdserve.telemetry.instants import Instant
+from pdserve.telemetry.trace import TRACE_HEADER
+from pdserve.units import seconds_to_ns
+from pdserve.wire.cluster import FinishReason
+
+
+class ResponsesEndpoints:
+    """A handler. A client that leaves cancels it, which aborts the request (`handler_cancellation`)."""
+
+    def __init__(
+        self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._reader = PromptReader(model)
+        self._hub = hub
+        self._metrics = metrics
+        self._clock = clock
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        record = RequestRecord(self._metrics, self._clock)
+        request_id = RequestId("resp_" + secrets.token_hex(16))
+        deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
+        with request_scope(request_id, record, self._hub):
+            asked = parse_responses_request(await read_body(request, timeout_s=self._settings.body_timeout_s))
+            prompt = await self._reader.conversation(asked.sampling_fields, asked.messages, param="input")
+            record.tokenized(len(prompt.token_ids))
+            work = Work(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=_sampling(prompt, max_model_len=self._hub.require_max_model_len()),
+                deadline_ns=deadline_ns,
+                streams=bool(asked.stream),
+                traced=request.headers.get(TRACE_HEADER) == "1",
+            )
+            stream = self._hub.submit(work)
+            record.at(Instant.DISPATCHED)
+            writer = self._writer(asked, request_id)
+            if not work.streams:
+                return await _answer_whole(stream, writer, record)
+            events = EventWriter(request, write_timeout_s=self._settings.write_timeout_s)
+            return await _answer_in_events(stream, writer, record, events)
+
+    def _writer(self, asked: ResponsesRequest, request_id: RequestId) -> ResponseWriter:
+        return ResponseWriter(
+            asked,
+            response_id=request_id,
+            item_id="msg_" + secrets.token_hex(16),
+            created_s=int(time.time()),
+            model_name=self._settings.model_name,
+        )
+
+
+async def _answer_whole(stream: TokenStream, writer: ResponseWriter, record: RequestRecord) -> web.Response:
+    """Raises: `RequestFailed`."""
+    texts: list[str] = []
+    num_restarts = 0
+    finish_reason = None
+    while finish_reason is None:
+        delta = await stream.next()
+        if stream.num_restarts != num_restarts:
+            num_restarts = stream.num_restarts
+            texts.clear()
+            record.restarted()
+        texts.append(delta.text)
+        record.delivered(delta)
+        finish_reason = delta.finish_reason
+    answer = writer.whole(_generation(texts, finish_reason, record))
+    record.finished(finish_reason)
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+async def _answer_in_events(
+    stream: TokenStream, writer: ResponseWriter, record: RequestRecord, events: EventWriter
+) -> web.StreamResponse:
+    """Nothing is sent before the first delta, so a failure until then is raised and gets its own HTTP status.
+
+    After that a failure is the event `response.failed`, the last one.
+    Raises: `RequestFailed` before the first delta, `ConnectionError` when the client does not take an event.
+    """
+    delta = await stream.next()
+    await events.start()
+    for event in writer.opening():
+        await events.send(*event)
+    texts: list[str] = []
+    try:
+        while True:
+            if delta.text:
+                texts.append(delta.text)
+                await events.send(*writer.delta(delta.text))
+            record.delivered(delta)
+            if delta.finish_reason is not None:
+                break
+            delta = await stream.next()
+    except RequestFailed as error:
+        record.failed(error.failure)
+        await events.send(*writer.failed("".join(texts), error.failure))
+        return events.response
+    for event in writer.closing(_generation(texts, delta.finish_reason, record)):
+        await events.send(*event)
+    record.finished(delta.finish_reason)
+    return events.response
+
+
+def _generation(texts: list[str], finish_reason: FinishReason, record: RequestRecord) -> Generation:
+    return Generation(
+        text="".join(texts),
+        finish_reason=finish_reason,
+        finished_s=int(time.time()),
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_tokens=record.num_tokens,
+    )
+
+
+def _sampling(prompt: Prompt, *, max_model_len: int) -> SamplingParams:
+    """Raises: `ContextOverflow` that names this API's field."""
+    try:
+        return prompt.sampling(max_model_len=max_model_len)
+    except ContextOverflow as error:
+        param = "max_output_tokens" if error.param == "max_tokens" else error.param
+        raise ContextOverflow(error.message, param=param) from error

@@ -1,0 +1,137 @@
+"""The body of `POST /v1/responses`, for what this server can do: text in, text out, nothing stored."""
+
+from typing import Annotated, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from pdserve.errors import InvalidField, UnsupportedField
+from pdserve.gateway.chat_request import ChatMessage
+from pdserve.gateway.fields import NoOps, convert, parse_object, without_no_ops
+from pdserve.gateway.sampling_fields import SamplingFields
+
+RESPONSES_NO_OPS: NoOps = {
+    "store": (False,),
+    "previous_response_id": (),
+    "conversation": (),
+    "background": (False,),
+    "background_options": ({},),
+    "include": ([],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "max_tool_calls": (),
+    "reasoning": ({},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+    "context_management": ([],),
+    "prompt": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "moderation": (),
+    "access_programs": ({},),
+    "image": ({},),
+}
+"""`store` is OpenAI's default when it is left out; here an answer then says that it was not stored."""
+
+ITEM_NO_OPS: NoOps = {"phase": ()}
+
+PART_NO_OPS: NoOps = {"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
+
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class InputPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class InputMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of the client's, or one of an earlier answer that it sends back."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputPart]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def as_chat_message(self) -> ChatMessage:
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return ChatMessage(role=self.role, content=content)
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ranges are OpenAI's; null means the default, as there."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: str | list[InputMessage]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    """Comes back in the answer; changes nothing."""
+    user: str | None = None
+    """Who asks, in the client's words; changes nothing."""
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The conversation, instructions first."""
+        instructions = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*instructions, ChatMessage(role="user", content=self.input)]
+        return [*instructions, *(message.as_chat_message for message in self.input)]
+
+    @property
+    def sampling_fields(self) -> SamplingFields:
+        return SamplingFields(
+            model=self.model, max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p
+        )
+
+
+def parse_responses_request(body: bytes) -> ResponsesRequest:
+    """Raises: `InvalidField`, `UnsupportedField`."""
+    fields = without_no_ops(parse_object(body), RESPONSES_NO_OPS)
+    items = fields.get("input")
+    if isinstance(items, list):
+        listed = cast("list[object]", items)
+        fields["input"] = [_supported_item(item, location=f"input[{index}].") for index, item in enumerate(listed)]
+    request = convert(fields, ResponsesRequest)
+    if not request.input:
+        raise InvalidField("'input' is empty", param="input")
+    return request
+
+
+def _supported_item(item: object, *, location: str) -> object:
+    """The item without fields that ask for nothing; what is no object is left for `convert` to refuse."""
+    if not isinstance(item, dict):
+        return item
+    fields = without_no_ops(cast("dict[str, object]", item), ITEM_NO_OPS, location=location)
+    kind = fields.get("type")
+    if isinstance(kind, str) and kind != "message":
+        raise UnsupportedField(f"items of type '{kind}' are not supported; send messages", param=f"{location}type")
+    content = fields.get("content")
+    if isinstance(content, list):
+        parts = cast("list[object]", content)
+        fields["content"] = [
+            _supported_part(part, location=f"{location}content[{index}].") for index, part in enumerate(parts)
+        ]
+    return fields
+
+
+def _supported_part(part: object, *, location: str) -> object:
+    if not isinstance(part, dict):
+        return part
+    fields = without_no_ops(cast("dict[str, object]", part), PART_NO_OPS, location=location)
+    kind = fields.get("type")
+    if isinstance(kind, str) and kind not in ("input_text", "output_text"):
+        raise UnsupportedField(f"parts of type '{kind}' are not supported; send text", param=f"{location}type")
+    return fields
