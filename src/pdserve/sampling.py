@@ -1,4 +1,5 @@
-"""What one request asks of the sampler. Used unchanged by gateway, wire, decode and engine."""
+"""What one request asks of the sampler, and what is said of a sampled token. Used unchanged by gateway, wire, decode
+and engine."""
 
 import msgspec
 
@@ -6,7 +7,8 @@ MAX_STOP_TOKEN_IDS = 64
 """The decode worker compares each token with all of them."""
 
 MAX_LOGIT_BIASES = 300
-"""OpenAI's."""
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's bounds."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,3 +40,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[int, ...] = ()
     """Each ends the text as the end of sequence does, without text of its own; at most `MAX_STOP_TOKEN_IDS`."""
     ignore_eos: bool = False
+    num_top_logprobs: int | None = None
+    """None: no logprobs. Else those of each token of the answer, and of so many of the likeliest in its place; at most
+    `MAX_TOP_LOGPROBS`."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one sampled token, in the model's own distribution: before biases, penalties and temperature.
+
+    Units: natural logarithms of probabilities.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Tokens with their logprobs, likeliest first; the sampled one may be among them."""

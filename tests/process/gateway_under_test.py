@@ -31,6 +31,9 @@ class ByteTokenizer:
     def decode_verbatim(self, token_ids: Sequence[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         if messages[0]["role"] == "assistant":
             raise InvalidField("a chat begins with the user", param="messages")

@@ -23,7 +23,8 @@ from pdserve import layer_counter
 from pdserve.engine.client import start_engine
 from pdserve.errors import ConfigError, InternalError
 from pdserve.ids import SequenceId
-from pdserve.schedule.batch import Batch
+from pdserve.sampling import SamplingParams
+from pdserve.schedule.batch import Batch, NewSequence
 from pdserve.shared_region import host_buffer
 
 
@@ -66,6 +67,30 @@ async def test_mixed_batches_generate_the_greedy_tokens_of_transformers(checkpoi
     for prompt, sequence in zip(prompts, sequences, strict=True):
         expected = [int(token_id) for token_id in reference_logits(reference, sequence).argmax(dim=-1)]
         assert sequence[len(prompt) :] == expected[len(prompt) - 1 : -1]
+
+
+@pytest.mark.parametrize("tensor_parallel_size", [1, 2])
+async def test_logprobs_of_those_who_ask_are_the_model_s_own(tmp_path: Path, tensor_parallel_size: int) -> None:
+    """Whatever bias and temperature do to the token."""
+    reference = write_checkpoint("qwen3", tmp_path)
+    prompt = [5, 6, 7, 8]
+    sampling = SamplingParams(
+        max_tokens=9, temperature=1.7, seed=3, logit_bias=((11, 100.0),), num_top_logprobs=VOCAB_SIZE + 1
+    )
+    asking = NewSequence(
+        sequence_id=SequenceId(1), prompt_token_ids=tuple(prompt), output_token_ids=(), sampling=sampling
+    )
+    chunks = tuple(chunk_of(prompt, 0, 4, pages=(index,), sequence_id=index, samples=True) for index in (0, 1))
+    async with running(tmp_path, tensor_parallel_size=tensor_parallel_size) as engine:
+        result = await engine.run(Batch(pass_index=0, chunks=chunks, new_sequences=(new_sequence(0, prompt), asking)))
+    expected_V = reference_logits(reference, prompt)[-1].log_softmax(dim=-1)
+    ((sequence_id, logprobs),) = result.logprobs
+    assert (sequence_id, logprobs.token_id) == (1, 11) and result.sampled[1] == (1, 11)
+    assert logprobs.logprob == pytest.approx(float(expected_V[11]), abs=1e-4)
+    assert sorted(token_id for token_id, _ in logprobs.top) == list(range(VOCAB_SIZE))
+    values = [logprob for _, logprob in logprobs.top]
+    assert values == sorted(values, reverse=True)
+    assert values == pytest.approx([float(expected_V[token_id]) for token_id, _ in logprobs.top], abs=1e-4)
 
 
 async def test_pass_writes_tail_and_ticks_once_a_layer_and_at_its_end(checkpoint: Path) -> None:

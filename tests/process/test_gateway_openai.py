@@ -6,10 +6,11 @@ from typing import Any
 import openai
 import pytest
 from tests.process.gateway_under_test import gateway
-from tests.process.scripted_worker import answering, join_message, joined, refusing
+from tests.process.scripted_worker import ScriptedWorker, answering, join_message, joined, refusing
 
 from pdserve.config.role import Role
-from pdserve.wire.cluster import FailureKind, FinishReason
+from pdserve.sampling import TokenLogprobs
+from pdserve.wire.cluster import Delta, FailureKind, FinishReason, Generate, TokenEntry
 
 CHAT: Any = [{"role": "user", "content": "Hi"}]
 
@@ -127,6 +128,63 @@ async def test_completion_with_token_ids_asked_for_carries_each_token() -> None:
         assert [chunk.choices[0].to_dict()["token_ids"] async for chunk in stream] == [[0], [1], [2]]
 
 
+async def report_parrot(worker: ScriptedWorker, generate: Generate) -> None:
+    """Text "a\U0001f99c": its second character comes as four tokens of a byte each, the first as the likelier one."""
+    token_ids = tuple("a\U0001f99c".encode())
+    entries = [
+        TokenEntry(
+            text_offset=min(index, 1),
+            logprobs=TokenLogprobs(token_id=token_id, logprob=-1.5, top=((98, -0.5), (token_id, -1.5))),
+        )
+        for index, token_id in enumerate(token_ids)
+    ]
+    worker.deltas(
+        Delta(request_id=generate.request_id, token_ids=token_ids[:2], text="a", entries=tuple(entries[:1])),
+        Delta(request_id=generate.request_id, token_ids=token_ids[2:4], text=""),
+        Delta(
+            request_id=generate.request_id,
+            token_ids=token_ids[4:],
+            text="\U0001f99c",
+            entries=tuple(entries[1:]),
+            finish_reason=FinishReason.LENGTH,
+        ),
+    )
+
+
+async def test_chat_logprobs_whole_and_streamed_have_an_entry_for_each_token() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), report_parrot) as worker:
+        chats = running.client().chat.completions
+        whole = await chats.create(model="smol", messages=CHAT, logprobs=True, top_logprobs=2)
+        assert worker.generates.get_nowait().sampling.num_top_logprobs == 2
+        assert whole.choices[0].logprobs is not None
+        content = whole.choices[0].logprobs.content
+        assert content is not None
+        assert [entry.token for entry in content] == ["a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x9c"]
+        assert b"".join(bytes(entry.bytes or ()) for entry in content).decode() == whole.choices[0].message.content
+        assert {entry.logprob for entry in content} == {-1.5}
+        assert [(top.token, top.logprob, top.bytes) for top in content[0].top_logprobs] == [
+            ("b", -0.5, [98]),
+            ("a", -1.5, [97]),
+        ]
+        stream = await chats.create(model="smol", messages=CHAT, logprobs=True, top_logprobs=2, stream=True)
+        reported = [chunk.choices[0].logprobs async for chunk in stream]
+        assert [entry for logprobs in reported if logprobs for entry in logprobs.content or ()] == content
+
+
+async def test_completion_logprobs_whole_and_streamed_are_in_the_legacy_form() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), report_parrot):
+        completions = running.client().completions
+        whole = (await completions.create(model="smol", prompt="x", logprobs=2)).choices[0].logprobs
+        assert whole is not None and whole.tokens is not None
+        assert whole.tokens[:2] == ["a", "bytes:\\xf0"]
+        assert whole.text_offset == [0, 1, 1, 1, 1]
+        assert whole.token_logprobs == [-1.5] * 5
+        assert whole.top_logprobs is not None and whole.top_logprobs[0] == {"b": -0.5, "a": -1.5}
+        stream = await completions.create(model="smol", prompt="x", logprobs=2, stream=True)
+        reported = [chunk.choices[0].logprobs async for chunk in stream]
+        assert [token for logprobs in reported if logprobs for token in logprobs.tokens or ()] == whole.tokens
+
+
 async def test_models_are_the_own_name_and_default() -> None:
     async with gateway() as running, joined(running.url, join_message("d0")):
         assert [model.id async for model in running.client().models.list()] == ["smol", "default"]
@@ -150,8 +208,8 @@ async def test_many_clients_at_once_each_get_their_own_answer() -> None:
     ("arguments", "param", "code"),
     [
         ({"n": 2}, "n", "unsupported_parameter"),
-        ({"logprobs": True}, "logprobs", "unsupported_parameter"),
-        ({"top_logprobs": 3}, "top_logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"logit_bias": {"256": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
         ({"extra_body": {"min_p": 1.5}}, "min_p", "invalid_value"),
@@ -197,7 +255,7 @@ async def test_chat_bad_request_is_refused_by_field_before_dispatch(
         ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 0}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
         ({"extra_body": {"messages": CHAT}}, "messages"),
     ],
 )

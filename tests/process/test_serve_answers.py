@@ -5,7 +5,12 @@ from typing import Any
 
 import openai
 import pytest
-from tests.process.deployment_under_test import CHUNK_TOKENS, Answer, Running, token_ids_of
+import torch
+import transformers
+from tests.process.deployment_under_test import CHUNK_TOKENS, Answer, Running, token_ids_in, token_ids_of
+from tests.pure.tiny_checkpoints import reference_logits
+
+from pdserve.model.source import ModelSource
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -119,6 +124,43 @@ async def test_logit_bias_forbids_a_token_and_forces_one(apart: Running, text_id
 async def test_min_p_of_one_is_greedy_whatever_the_temperature(apart: Running, text_ids: list[int]) -> None:
     greedy = await apart.complete(text_ids[:50], max_tokens=8)
     assert await apart.complete(text_ids[:50], max_tokens=8, temperature=2, min_p=1) == greedy
+
+
+async def test_logprobs_are_those_of_transformers(apart: Running, model: ModelSource, text_ids: list[int]) -> None:
+    prompt = text_ids[:50]
+    answer = await apart.client.completions.create(
+        model="default", prompt=prompt, max_tokens=8, temperature=0, logprobs=5, extra_body={"return_token_ids": True}
+    )
+    (choice,) = answer.choices
+    token_ids = list(token_ids_in(choice))
+    loader: Any = transformers.AutoModelForCausalLM
+    reference = loader.from_pretrained(model.dir, dtype=torch.float32)
+    expected_TV = reference_logits(reference, [*prompt, *token_ids])[49:-1].log_softmax(dim=-1)
+    reported = choice.logprobs
+    assert reported is not None and reported.top_logprobs is not None and reported.tokens is not None
+    expected = [float(expected_V[token_id]) for expected_V, token_id in zip(expected_TV, token_ids, strict=True)]
+    assert reported.token_logprobs == pytest.approx(expected, abs=1e-3)
+    top = [sorted(by_text.values(), reverse=True) for by_text in reported.top_logprobs]
+    assert torch.allclose(torch.tensor(top), expected_TV.topk(5).values, atol=1e-3)
+    assert "".join(reported.tokens) == choice.text
+    assert [choice.text[offset:] for offset in reported.text_offset or ()] == [
+        "".join(reported.tokens[index:]) for index in range(8)
+    ]
+
+
+async def test_logprobs_of_a_chat_streamed_and_cut_by_a_stop_string_cover_its_text(apart: Running) -> None:
+    chats = apart.client.chat.completions
+    asked: Any = {"temperature": 0, "stop": "Paris", "logprobs": True, "top_logprobs": 2}
+    whole = await chats.create(model="default", messages=CHAT, max_tokens=24, extra_body=asked)
+    (choice,) = whole.choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None and choice.message.content
+    text = "".join(entry.token for entry in choice.logprobs.content)
+    assert text.startswith(choice.message.content)
+    assert not "".join(entry.token for entry in choice.logprobs.content[:-1]).startswith(choice.message.content)
+    assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in choice.logprobs.content)
+    stream = await chats.create(model="default", messages=CHAT, max_tokens=24, extra_body=asked, stream=True)
+    reported = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [entry for logprobs in reported if logprobs for entry in logprobs.content or ()] == choice.logprobs.content
 
 
 async def test_max_tokens_of_one_gives_the_first_token(apart: Running, text_ids: list[int]) -> None:

@@ -36,7 +36,8 @@ async def refused(running: Running, path: str, body: bytes) -> tuple[int, dict[s
         ({"prompt": "x", "temperature": "hot"}, "temperature", "invalid_value"),
         ({"prompt": {"text": "x"}}, "prompt", "invalid_value"),
         ({"prompt": "x", "temprature": 1}, "temprature", "invalid_value"),
-        ({"prompt": "x", "logprobs": 3}, "logprobs", "unsupported_parameter"),
+        ({"prompt": "x", "logprobs": 6}, "logprobs", "invalid_value"),
+        ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -9,7 +9,7 @@ from tests.pure.toy_tokenizer import EOS, LETTERS, letter_tokenizer
 
 from pdserve.decode.role import DecodeLimits, DecodeRole
 from pdserve.ids import Incarnation, RequestId, SequenceId, WorkerId
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.scheduler import Scheduler
@@ -31,6 +31,8 @@ class DecodeRoleSide:
     role: DecodeRole = field(init=False)
     running: Batch | None = field(init=False, default=None)
     texts: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    reported: dict[RequestId, list[int]] = field(default_factory=dict[RequestId, list[int]])
+    """Tokens that came with logprobs."""
     finished: dict[RequestId, FinishReason] = field(default_factory=dict[RequestId, FinishReason])
     places: dict[RequestId, PrefillPlace] = field(default_factory=dict[RequestId, PrefillPlace])
     failed: list[Failed] = field(default_factory=list[Failed])
@@ -93,11 +95,13 @@ class DecodeRoleSide:
         self.role.before_pass(self.running, now_ns=self.now_ns)
 
     def end_pass(self, token_id: int) -> None:
-        """Every chunk that samples gets this token."""
+        """Every chunk that samples gets this token, with certainty."""
         batch, self.running = self.running, None
         assert batch is not None
         sampled = tuple((chunk.sequence_id, token_id) for chunk in batch.chunks if chunk.samples)
-        result = BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=0, ended_ns=0)
+        certain = TokenLogprobs(token_id=token_id, logprob=0.0, top=((token_id, 0.0),))
+        logprobs = tuple((sequence_id, certain) for sequence_id, _ in sampled)
+        result = BatchResult(pass_index=batch.pass_index, sampled=sampled, logprobs=logprobs, started_ns=0, ended_ns=0)
         self.role.after_pass(self.scheduler.complete(result), now_ns=self.now_ns)
         self.listen()
 
@@ -113,6 +117,8 @@ class DecodeRoleSide:
                     for delta in message.deltas:
                         assert delta.request_id not in self.finished
                         self.texts[delta.request_id] = self.texts.get(delta.request_id, "") + delta.text
+                        reported = [entry.logprobs.token_id for entry in delta.entries]
+                        self.reported[delta.request_id] = self.reported.get(delta.request_id, []) + reported
                         if delta.prefill is not None:
                             self.places[delta.request_id] = delta.prefill
                         if delta.finish_reason is not None:

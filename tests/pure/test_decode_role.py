@@ -1,11 +1,8 @@
 """The decode role: where a prompt is prefilled, when a request ends, and who holds its pages until then."""
 
-from typing import Any
-
 import pytest
 from tests.pure.decode_role_side import ABSENT_TARGET, PREFILL_TARGET, DecodeRoleSide
 from tests.pure.decode_side import PREFILL, DecodeSide
-from tests.pure.toy_tokenizer import EOS
 
 from pdserve.decode.request import HandoffOutcome, LocalReason
 from pdserve.ids import RequestId
@@ -13,7 +10,7 @@ from pdserve.sampling import SamplingParams
 from pdserve.telemetry.instants import Instant
 from pdserve.transfer.receiver import ReceiverLimits
 from pdserve.units import NS_PER_S
-from pdserve.wire.cluster import FailureKind, FinishReason, PrefillPlace, PrefillTarget
+from pdserve.wire.cluster import FailureKind, PrefillPlace, PrefillTarget
 
 
 @pytest.fixture
@@ -170,107 +167,6 @@ def test_request_that_waits_for_pages_starts_with_the_pass_that_frees_them(worke
     assert [grant.request_id for grant in worker.grants()] == ["first", "second"]
     (first,) = worker.role.take_ended()
     assert {Instant.LANDED, Instant.SCHEDULED, Instant.FIRST_TOKEN, Instant.FINISHED} < set(first.instants.times_ns)
-
-
-# Endings
-
-
-def test_answer_ends_at_max_tokens(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate()
-    worker.land(worker.grants()[0])
-    worker.sample("abcd")
-    assert worker.finished == {request_id: FinishReason.LENGTH}
-    assert worker.texts[request_id] == "abcd"
-    assert worker.is_idle()
-
-
-def test_answer_of_one_token_ends_with_the_first_pass(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=1))
-    worker.land(worker.grants()[0])
-    worker.sample("z")
-    assert worker.finished == {request_id: FinishReason.LENGTH}
-    assert worker.is_idle()
-
-
-def test_answer_ends_at_the_end_token_without_its_text(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate()
-    worker.land(worker.grants()[0])
-    worker.sample("ab.")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == "ab"
-    assert worker.is_idle()
-
-
-def test_end_token_as_the_first_token_ends_an_empty_answer(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate()
-    worker.land(worker.grants()[0])
-    worker.sample(".")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == ""
-    assert worker.places == {request_id: PrefillPlace.REMOTE}
-
-
-def test_end_token_that_is_ignored_counts_as_a_token(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=3, ignore_eos=True))
-    worker.land(worker.grants()[0])
-    worker.sample("a.b")
-    assert worker.finished == {request_id: FinishReason.LENGTH}
-    assert worker.texts[request_id] == "ab"
-
-
-def test_answer_ends_at_a_stop_token(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, stop_token_ids=(2,), ignore_eos=True))
-    worker.land(worker.grants()[0])
-    worker.sample("abc")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == "ab"
-
-
-def test_answer_ends_before_a_stop_string_over_several_tokens(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, stop=("cde",)))
-    worker.land(worker.grants()[0])
-    worker.sample("abcd")
-    assert worker.texts[request_id] == "ab"  # "cd" may become the stop string
-    worker.sample("e")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == "ab"
-    assert worker.is_idle()
-
-
-def test_text_held_back_for_a_stop_string_goes_out_at_the_end(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=4, stop=("cdx",)))
-    worker.land(worker.grants()[0])
-    worker.sample("abcd")
-    assert worker.texts[request_id] == "abcd"
-
-
-@pytest.mark.parametrize("stop", [{"stop": ("cc",)}, {"stop_token_ids": (2,)}])
-def test_answer_does_not_end_before_min_tokens(worker: DecodeRoleSide, stop: dict[str, Any]) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, min_tokens=4, **stop))
-    worker.land(worker.grants()[0])
-    worker.sample("accb")
-    assert worker.finished == {}
-    worker.sample("c" if "stop_token_ids" in stop else "cc")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == "accb"
-
-
-def test_stop_string_that_min_tokens_cuts_ends_the_answer_where_it_begins(worker: DecodeRoleSide) -> None:
-    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, min_tokens=2, stop=("bc",)))
-    worker.land(worker.grants()[0])
-    worker.sample("abc")
-    assert worker.finished == {request_id: FinishReason.STOP}
-    assert worker.texts[request_id] == "a"
-
-
-def test_engine_is_told_of_everything_that_ends_the_answer(worker: DecodeRoleSide) -> None:
-    for name, ignore_eos in (("ends", False), ("ignores", True)):
-        sampling = SamplingParams(max_tokens=3, stop_token_ids=(2,), ignore_eos=ignore_eos)
-        worker.generate(name, prefill=None, sampling=sampling)
-    batch = worker.scheduler.next_batch(0)
-    assert batch is not None
-    ends, ignores = (new.sampling.stop_token_ids for new in batch.new_sequences)
-    assert (ends, ignores) == ((2, EOS), (2,))
 
 
 # Aborts, deadlines and failures

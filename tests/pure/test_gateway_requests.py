@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdserve.errors import ContextOverflow, InvalidField, RequestError, UnsupportedField
@@ -43,6 +43,7 @@ def test_parse_any_bytes_gives_a_request_or_a_request_error(body: bytes) -> None
 
 
 @given(fields=st.dictionaries(field_names | st.text(min_size=1, max_size=8), json_values, max_size=4))
+@example(fields={"`": None})
 def test_parse_any_fields_refuses_by_the_name_of_one_of_them(fields: dict[str, Any]) -> None:
     for parse in (chat, completion):
         try:
@@ -79,9 +80,9 @@ def test_unsupported_field_that_asks_for_something_is_refused_by_name(no_ops: No
 
 
 def test_unsupported_field_tells_zero_from_false() -> None:
-    completion(logprobs=False)
+    completion(echo=False)
     with pytest.raises(UnsupportedField):
-        completion(logprobs=0)
+        completion(echo=0)
     with pytest.raises(UnsupportedField):
         chat(n=True)
 
@@ -94,6 +95,7 @@ def test_unsupported_field_tells_zero_from_false() -> None:
         ("top_k", -2, -1, 2**31 - 1, 2**31),
         ("min_p", -0.01, 0, 1, 1.01),
         ("min_tokens", -1, 0, 10**6, None),
+        ("top_logprobs", -1, 0, 20, 21),
         ("presence_penalty", -2.01, -2, 2, 2.01),
         ("frequency_penalty", -2.01, -2, 2, 2.01),
         ("repetition_penalty", 0, 0.01, 10, 10.01),
@@ -105,12 +107,13 @@ def test_unsupported_field_tells_zero_from_false() -> None:
 def test_number_at_its_bounds_is_accepted_and_beyond_refused(
     field: str, below: float, lowest: float, highest: float, above: float | None
 ) -> None:
-    chat(**{field: lowest})
-    chat(**{field: highest})
+    needed = {"logprobs": True} if field == "top_logprobs" else {}
+    chat(**{field: lowest}, **needed)
+    chat(**{field: highest}, **needed)
     for value in (below, above, "1", True, [1]):
         if value is not None:
             with pytest.raises(InvalidField) as raised:
-                chat(**{field: value})
+                chat(**{field: value}, **needed)
             assert raised.value.param == field
 
 
@@ -160,6 +163,34 @@ def test_min_tokens_over_max_tokens_is_refused_by_its_name() -> None:
         with pytest.raises(InvalidField) as raised:
             sampling(chat(min_tokens=5, **fields), max_model_len=5)
         assert raised.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_top"),
+    [
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_chat_logprobs_reach_the_sampler(fields: dict[str, Any], num_top: int | None) -> None:
+    assert sampling(chat(**fields)).num_top_logprobs == num_top
+
+
+def test_chat_top_logprobs_without_logprobs_are_refused() -> None:
+    for fields in ({"top_logprobs": 1}, {"top_logprobs": 1, "logprobs": False}):
+        with pytest.raises(InvalidField) as raised:
+            chat(**fields)
+        assert raised.value.param == "top_logprobs"
+
+
+def test_completion_logprobs_are_zero_to_five() -> None:
+    assert [completion(logprobs=asked).num_top_logprobs for asked in (None, 0, 5)] == [None, 0, 5]
+    for wrong in (-1, 6, True, "1"):
+        with pytest.raises(InvalidField) as raised:
+            completion(logprobs=wrong)
+        assert raised.value.param == "logprobs"
 
 
 WRONG_MESSAGES: list[tuple[Any, str]] = [

@@ -13,7 +13,7 @@ from pdserve.fabric.port import RegionDescriptor, RegionSlice
 from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, TailSlot, WorkerId
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire import codec as codec_module
 from pdserve.wire.cluster import (
     Abort,
@@ -29,6 +29,7 @@ from pdserve.wire.cluster import (
     PrefillPlace,
     PrefillPool,
     PrefillTarget,
+    TokenEntry,
     WorkerHeartbeat,
 )
 from pdserve.wire.codec import Codec, decode_side_codec, gateway_codec, prefill_side_codec, worker_codec
@@ -40,11 +41,22 @@ request_ids = st.text(max_size=12).map(RequestId)
 token_ids = st.lists(st.integers(0, 2**20), max_size=8).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
 targets = st.builds(PrefillTarget, worker_id=st.text().map(WorkerId), incarnation=incarnations, url=st.text())
+entries = st.builds(
+    TokenEntry,
+    text_offset=counts,
+    logprobs=st.builds(
+        TokenLogprobs,
+        token_id=counts,
+        logprob=finite,
+        top=st.lists(st.tuples(counts, finite), max_size=2).map(tuple),
+    ),
+)
 deltas = st.builds(
     Delta,
     request_id=request_ids,
     token_ids=token_ids,
     text=st.text(max_size=12),
+    entries=st.lists(entries, max_size=2).map(tuple),
     finish_reason=st.none() | st.sampled_from(FinishReason),
     prefill=st.none() | st.sampled_from(PrefillPlace),
 )

@@ -31,6 +31,9 @@ class LetterCore:
     def token_to_id(self, token: str) -> int | None:
         return LETTERS.index(token)
 
+    def id_to_token(self, id: int) -> str | None:
+        return LETTERS[id]
+
     def get_vocab_size(self, *, with_added_tokens: bool) -> int:
         del with_added_tokens
         return EOS + 1

@@ -4,11 +4,10 @@ from enum import Enum
 
 import msgspec
 
+from pdserve.decode.answer_text import AnswerText
 from pdserve.ids import HandoffId, RequestId, SequenceId
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.telemetry.instants import Instant, RequestInstants
-from pdserve.text.detokenizer import Detokenizer
-from pdserve.text.stops import StopMatcher
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.units import seconds_to_ns
 from pdserve.wire.cluster import Delta, FinishReason, Generate, PrefillPlace
@@ -63,8 +62,7 @@ class Request:
         self.num_generated = 0
         eos_token_ids = frozenset[int]() if generate.sampling.ignore_eos else tokenizer.eos_token_ids
         self._end_token_ids = eos_token_ids.union(generate.sampling.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopMatcher(generate.sampling.stop)
+        self._text = AnswerText(tokenizer, stop=generate.sampling.stop)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -95,33 +93,31 @@ class Request:
         if instant not in self.instants.times_ns:
             self.instants = self.instants.at(instant, now_ns)
 
-    def accept(self, token_id: int) -> Delta:
+    def accept(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Delta:
         """The delta of one sampled token, with the finish reason when it is the last one."""
         sampling = self.generate.sampling
         is_first = self.num_generated == 0
         self.num_generated += 1
         may_end = self.num_generated > sampling.min_tokens
-        text, reason = "", None
+        reason = None
         if may_end and token_id in self._end_token_ids:
             reason = FinishReason.STOP
-        else:
-            text, found_stop = self._stops.feed(self._detokenizer.add([token_id]), may_stop=may_end)
-            if found_stop:
-                reason = FinishReason.STOP
-                return self._delta(token_id, text, reason, is_first=is_first)
-            if self.num_generated >= sampling.max_tokens:
-                reason = FinishReason.LENGTH
-        if reason is not None:
-            tail, found_stop = self._stops.feed(self._detokenizer.finish())
-            text += tail + ("" if found_stop else self._stops.finish())
-        return self._delta(token_id, text, reason, is_first=is_first)
+            self._text.finish(may_stop=True)
+        elif self._text.add(token_id, logprobs, may_stop=may_end):
+            reason = FinishReason.STOP
+        elif self.num_generated >= sampling.max_tokens:
+            reason = FinishReason.LENGTH
+            self._text.finish(may_stop=may_end)
+        return self._delta(token_id, reason, is_first=is_first)
 
-    def _delta(self, token_id: int, text: str, reason: FinishReason | None, *, is_first: bool) -> Delta:
+    def _delta(self, token_id: int, reason: FinishReason | None, *, is_first: bool) -> Delta:
         place = PrefillPlace.REMOTE if self.local_reason is None else PrefillPlace.LOCAL
+        text, entries = self._text.take()
         return Delta(
             request_id=self.request_id,
             token_ids=(token_id,),
             text=text,
+            entries=entries,
             finish_reason=reason,
             prefill=place if is_first else None,
         )

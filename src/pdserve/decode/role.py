@@ -1,13 +1,14 @@
 """The decode role of one data parallel rank: every request from `Generate` to its one ending (rule H7). Sans-IO."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pdserve.decode.request import LocalReason, Phase, Request
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, PageIndex, RequestId, SequenceId
 from pdserve.kv.pages import PagePool
+from pdserve.sampling import TokenLogprobs
 from pdserve.schedule.batch import Batch
 from pdserve.schedule.outcome import StepOutcome
 from pdserve.schedule.scheduler import Scheduler
@@ -16,7 +17,7 @@ from pdserve.telemetry.instants import Instant
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, Receiver
 from pdserve.units import div_ceil, ns_to_seconds
-from pdserve.wire.cluster import Delta, Failed, FailureKind, Generate, Generated
+from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Failed, FailureKind, Generate, Generated
 from pdserve.wire.peer import Message
 
 
@@ -29,6 +30,19 @@ class DecodeLimits:
     handoff_timeout_s: float = 120.0
     """A handoff that has not landed by then is cancelled, and its prompt prefilled here: a prefill worker that is alive
     but stuck must not use up the whole time of a request."""
+
+
+def split_deltas(deltas: Iterable[Delta], *, max_entries: int) -> list[tuple[Delta, ...]]:
+    """In order, in as few parts as there can be that have at most so many entries, or one delta alone."""
+    parts: list[list[Delta]] = []
+    num_entries = 0
+    for delta in deltas:
+        num_entries += len(delta.entries)
+        if not parts or num_entries > max_entries:
+            parts.append([])
+            num_entries = len(delta.entries)
+        parts[-1].append(delta)
+    return [tuple(part) for part in parts]
 
 
 class DecodeRole:
@@ -129,7 +143,8 @@ class DecodeRole:
         for sequence, token_id in outcome.sampled:
             request = self._by_sequence.get(sequence.sequence_id)
             if request is not None:
-                self._accept(request, sequence, token_id, now_ns=now_ns)
+                logprobs = outcome.logprobs.get(sequence.sequence_id)
+                self._accept(request, sequence, token_id, logprobs, now_ns=now_ns)
         self.advance(now_ns=now_ns)
 
     def advance(self, *, now_ns: int) -> None:
@@ -161,9 +176,8 @@ class DecodeRole:
             self._let_go(request, now_ns=now_ns)
 
     def take_messages(self) -> list[Message]:
-        messages: list[Message] = []
-        if self._deltas:
-            messages.append(Generated(sender=self._incarnation, deltas=tuple(self._deltas)))
+        parts = split_deltas(self._deltas, max_entries=MAX_GENERATED_ENTRIES)
+        messages: list[Message] = [Generated(sender=self._incarnation, deltas=part) for part in parts]
         messages.extend(self._failures)
         self._deltas, self._failures = [], []
         return messages
@@ -280,12 +294,14 @@ class DecodeRole:
 
     # Running and ending
 
-    def _accept(self, request: Request, sequence: Sequence, token_id: int, *, now_ns: int) -> None:
+    def _accept(
+        self, request: Request, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, *, now_ns: int
+    ) -> None:
         if request.num_generated == 0:
             request.mark(Instant.FIRST_TOKEN, now_ns)
             if request.local_reason is not None and self._on_prefilled is not None:
                 self._on_prefilled(request, tuple(sequence.page_indices))
-        delta = request.accept(token_id)
+        delta = request.accept(token_id, logprobs)
         self._deltas.append(delta)
         if delta.finish_reason is not None:
             self._let_go(request, now_ns=now_ns)

@@ -6,6 +6,7 @@ V vocabulary.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,11 +14,21 @@ import torch
 from pdserve._kernels import CounterTicker
 from pdserve.engine.executor import Executor
 from pdserve.engine.kv_storage import KvStorage, LeadStorage
+from pdserve.engine.logprobs import token_logprobs
 from pdserve.engine.sampler import Sampler
 from pdserve.errors import InternalError
 from pdserve.ids import SequenceId
 from pdserve.model.config import ModelConfig
+from pdserve.sampling import TokenLogprobs
 from pdserve.schedule.batch import Batch, BatchResult, Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampled:
+    """See `BatchResult`."""
+
+    tokens: tuple[tuple[SequenceId, int], ...] = ()
+    logprobs: tuple[tuple[SequenceId, TokenLogprobs], ...] = ()
 
 
 class Lead:
@@ -41,6 +52,19 @@ class Lead:
 
     def write_tail(self, tail_slot: int, normed_E: torch.Tensor) -> None:
         self._tails_IE[tail_slot] = normed_E
+
+    def sample(self, logits_RV: torch.Tensor, sequence_ids: Sequence[SequenceId]) -> _Sampled:
+        """One token a row, with its logprobs where the sequence asks for them. Overwrites `logits_RV`."""
+        asked = [(row, self.sampler.num_top_logprobs(sequence_id)) for row, sequence_id in enumerate(sequence_ids)]
+        rows = [(row, num_top, logits_RV[row].log_softmax(dim=-1)) for row, num_top in asked if num_top is not None]
+        token_ids = self.sampler.sample(logits_RV, sequence_ids)
+        return _Sampled(
+            tokens=tuple(zip(sequence_ids, token_ids, strict=True)),
+            logprobs=tuple(
+                (sequence_ids[row], token_logprobs(logprobs_V, token_ids[row], num_top=num_top))
+                for row, num_top, logprobs_V in rows
+            ),
+        )
 
     def problem(self, chunk: Chunk) -> str | None:
         if chunk.tail_slot is not None and not 0 <= chunk.tail_slot < len(self._tails_IE):
@@ -74,14 +98,18 @@ class Runner:
             self._lead.tick()
             self._lead.sampler.forget(batch.ended_sequences)
         return BatchResult(
-            pass_index=batch.pass_index, sampled=sampled, started_ns=started_ns, ended_ns=time.monotonic_ns()
+            pass_index=batch.pass_index,
+            sampled=sampled.tokens,
+            logprobs=sampled.logprobs,
+            started_ns=started_ns,
+            ended_ns=time.monotonic_ns(),
         )
 
     def _on_layer(self, layer_index: int) -> None:
         if self._lead is not None:
             self._lead.tick()
 
-    def _finish(self, chunks: tuple[Chunk, ...], x_TE: torch.Tensor) -> tuple[tuple[SequenceId, int], ...]:
+    def _finish(self, chunks: tuple[Chunk, ...], x_TE: torch.Tensor) -> _Sampled:
         """Writes the tails and samples: only the last rows of the chunks that ask for it pass the final norm."""
         needed: list[tuple[int, Chunk]] = []
         stop = 0
@@ -90,7 +118,7 @@ class Runner:
             if chunk.samples or chunk.tail_slot is not None:
                 needed.append((stop - 1, chunk))
         if not needed:
-            return ()
+            return _Sampled()
         normed_RE = self._executor.final_norm(x_TE[[row for row, _ in needed]])
         if self._lead is not None:
             for row, (_, chunk) in enumerate(needed):
@@ -100,17 +128,13 @@ class Runner:
             [(row, chunk.sequence_id) for row, (_, chunk) in enumerate(needed) if chunk.samples], normed_RE
         )
 
-    def _sample(
-        self, sampling: Sequence[tuple[int, SequenceId]], normed_RE: torch.Tensor
-    ) -> tuple[tuple[SequenceId, int], ...]:
+    def _sample(self, sampling: Sequence[tuple[int, SequenceId]], normed_RE: torch.Tensor) -> _Sampled:
         """Every rank computes its part of the logits; rank 0 samples."""
         if not sampling:
-            return ()
+            return _Sampled()
         sequence_ids = [sequence_id for _, sequence_id in sampling]
         logits_RV = self._executor.logits(normed_RE[[row for row, _ in sampling]])
-        if self._lead is None:
-            return ()
-        return tuple(zip(sequence_ids, self._lead.sampler.sample(logits_RV, sequence_ids), strict=True))
+        return _Sampled() if self._lead is None else self._lead.sample(logits_RV, sequence_ids)
 
     def _check(self, batch: Batch) -> None:
         if batch.pass_index != self._next_pass_index:

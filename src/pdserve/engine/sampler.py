@@ -68,6 +68,10 @@ class Sampler:
     def knows(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._states
 
+    def num_top_logprobs(self, sequence_id: SequenceId) -> int | None:
+        """As the sequence's parameters say."""
+        return self._states[sequence_id].params.num_top_logprobs
+
     def add(self, new: NewSequence) -> None:
         """Its stop tokens are all that end the answer, end of sequence among them.
 

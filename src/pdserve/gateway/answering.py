@@ -9,12 +9,14 @@ from pdserve.gateway.answers import AnswerWriter
 from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.token_stream import TokenStream
+from pdserve.wire.cluster import TokenEntry
 
 
 async def answer_whole(stream: TokenStream, writer: AnswerWriter, record: RequestRecord) -> web.Response:
     """Raises: `RequestFailed`."""
     texts: list[str] = []
     token_ids: list[int] = []
+    entries: list[TokenEntry] = []
     num_restarts = 0
     finish_reason = None
     while finish_reason is None:
@@ -23,12 +25,14 @@ async def answer_whole(stream: TokenStream, writer: AnswerWriter, record: Reques
             num_restarts = stream.num_restarts
             texts.clear()
             token_ids.clear()
+            entries.clear()
             record.restarted()
         texts.append(delta.text)
         token_ids += delta.token_ids
+        entries += delta.entries
         record.delivered(delta)
         finish_reason = delta.finish_reason
-    answer = writer.whole("".join(texts), token_ids, finish_reason, num_prompt_tokens=record.num_prompt_tokens)
+    answer = writer.whole("".join(texts), token_ids, entries, finish_reason, num_prompt_tokens=record.num_prompt_tokens)
     record.finished(finish_reason)
     return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
@@ -54,7 +58,7 @@ class EventStream:
         is_first = True
         try:
             while True:
-                if delta.text or delta.finish_reason is not None or is_first or writer.returns_token_ids:
+                if is_first or delta.finish_reason is not None or writer.says_something(delta):
                     await self._send(writer.chunk(delta, is_first=is_first))
                     is_first = False
                 record.delivered(delta)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from pdserve.wire.cluster import Delta, FinishReason
-
-JsonObject = dict[str, object]
+from pdserve.gateway.logprobs import JsonObject, TokenBytes, chat_logprobs, completion_logprobs
+from pdserve.wire.cluster import Delta, FinishReason, TokenEntry
 
 
 class AnswerShape(Protocol):
@@ -16,12 +15,14 @@ class AnswerShape(Protocol):
     chunk_object_name: str
 
     def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
-        """The one choice of a whole answer."""
+        """The one choice of a whole answer, without logprobs."""
         ...
 
     def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
-        """The one choice of a chunk."""
+        """The one choice of a chunk, without logprobs."""
         ...
+
+    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject: ...
 
 
 class ChatShape:
@@ -39,6 +40,9 @@ class ChatShape:
             delta["content"] = text
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": _value(finish_reason)}
 
+    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject:
+        return chat_logprobs(entries, token_bytes)
+
 
 class CompletionShape:
     id_prefix = "cmpl-"
@@ -50,6 +54,9 @@ class CompletionShape:
 
     def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": _value(finish_reason)}
+
+    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject:
+        return completion_logprobs(entries, token_bytes)
 
 
 class AnswerWriter:
@@ -65,9 +72,12 @@ class AnswerWriter:
         system_fingerprint: str,
         returns_token_ids: bool,
         includes_usage: bool,
+        token_bytes: TokenBytes | None,
     ) -> None:
+        """`token_bytes` is None where the client asked for no logprobs."""
         self._shape = shape
-        self.returns_token_ids = returns_token_ids
+        self._token_bytes = token_bytes
+        self._returns_token_ids = returns_token_ids
         self.includes_usage = includes_usage
         self._head: JsonObject = {
             "id": answer_id,
@@ -77,17 +87,32 @@ class AnswerWriter:
         }
 
     def whole(
-        self, text: str, token_ids: Sequence[int], finish_reason: FinishReason, *, num_prompt_tokens: int
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenEntry],
+        finish_reason: FinishReason,
+        *,
+        num_prompt_tokens: int,
     ) -> JsonObject:
+        choice = self._shape.choice(text, finish_reason)
+        if self._token_bytes is not None:
+            choice["logprobs"] = self._shape.logprobs(entries, self._token_bytes)
         return {
             **self._head,
             "object": self._shape.object_name,
-            "choices": [self._with_token_ids(self._shape.choice(text, finish_reason), token_ids)],
+            "choices": [self._with_token_ids(choice, token_ids)],
             "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=len(token_ids)),
         }
 
+    def says_something(self, delta: Delta) -> bool:
+        """Whether the client learns anything by the chunk of this delta."""
+        return bool(delta.text or delta.entries) or self._returns_token_ids
+
     def chunk(self, delta: Delta, *, is_first: bool) -> JsonObject:
         choice = self._shape.chunk_choice(delta.text, delta.finish_reason, is_first=is_first)
+        if self._token_bytes is not None and delta.entries:
+            choice["logprobs"] = self._shape.logprobs(delta.entries, self._token_bytes)
         return {
             **self._head,
             "object": self._shape.chunk_object_name,
@@ -105,7 +130,7 @@ class AnswerWriter:
         }
 
     def _with_token_ids(self, choice: JsonObject, token_ids: Sequence[int]) -> JsonObject:
-        return {**choice, "token_ids": list(token_ids)} if self.returns_token_ids else choice
+        return {**choice, "token_ids": list(token_ids)} if self._returns_token_ids else choice
 
 
 def usage(*, num_prompt_tokens: int, num_tokens: int) -> JsonObject:

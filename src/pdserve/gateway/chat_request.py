@@ -5,14 +5,13 @@ from typing import Annotated, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from pdserve.errors import UnsupportedField
+from pdserve.errors import InvalidField, UnsupportedField
 from pdserve.gateway.fields import NoOps, convert, parse_object, without_no_ops
 from pdserve.gateway.sampling_fields import SHARED_NO_OPS, SamplingFields
+from pdserve.sampling import MAX_TOP_LOGPROBS
 
 CHAT_NO_OPS: NoOps = {
     **SHARED_NO_OPS,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -65,10 +64,21 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     """OpenAI's newer name of `max_tokens`; wins where both are given."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def require_consistent(self) -> None:
+        super().require_consistent()
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidField("'top_logprobs' needs 'logprobs' to be true", param="top_logprobs")
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:

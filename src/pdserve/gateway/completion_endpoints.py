@@ -31,6 +31,7 @@ class CompletionEndpoints:
         self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._settings = settings
+        self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
         self._metrics = metrics
@@ -76,4 +77,5 @@ class CompletionEndpoints:
             system_fingerprint=f"pdserve-{self._hub.fingerprint}",
             returns_token_ids=bool(prompt.fields.return_token_ids),
             includes_usage=prompt.fields.includes_usage,
+            token_bytes=None if prompt.fields.num_top_logprobs is None else self._model.token_bytes,
         )

@@ -1,5 +1,9 @@
 """The body of `POST /v1/completions`."""
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from pdserve.errors import InvalidField, UnsupportedField
 from pdserve.gateway.fields import NoOps, convert, parse_object, without_no_ops
 from pdserve.gateway.sampling_fields import SHARED_NO_OPS, SamplingFields
@@ -7,12 +11,20 @@ from pdserve.gateway.sampling_fields import SHARED_NO_OPS, SamplingFields
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this API; a chat's default is all that the context leaves."""
 
-COMPLETION_NO_OPS: NoOps = {**SHARED_NO_OPS, "logprobs": (False,)}
+MAX_LOGPROBS = 5
+"""OpenAI's, for this API; a chat may ask for more."""
+
+COMPLETION_NO_OPS: NoOps = SHARED_NO_OPS
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[int | str | list[int]]
     """Text, token ids, or a list with one of either."""
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def single_prompt(self) -> str | list[int]:

@@ -14,7 +14,7 @@ NoOps = Mapping[str, Sequence[object]]
 """Fields that are known elsewhere but not supported here, and the values that ask for nothing; null always does."""
 
 _LOCATION = re.compile(r"^(?P<message>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
-_NAMED_FIELD = re.compile(r"(?:unknown field|required field) `(?P<name>[^`]*)`")
+_NAMED_FIELD = re.compile(r"(?:unknown field|required field) `(?P<name>.*)`$", re.DOTALL)
 
 
 def parse_object(body: bytes) -> dict[str, object]:

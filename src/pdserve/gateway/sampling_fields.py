@@ -86,6 +86,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.max_tokens
 
     @property
+    def num_top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are reported beside each token; None: no logprobs at all."""
+        return None
+
+    @property
     def biases(self) -> dict[int, float]:
         """By token id. Raises: `InvalidField` for a key that is no token id, or a value out of range."""
         biases: dict[int, float] = {}
@@ -165,4 +170,5 @@ def _resolved(fields: SamplingFields, *, max_tokens: int) -> SamplingParams:
         stop=stop,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
+        num_top_logprobs=fields.num_top_logprobs,
     )

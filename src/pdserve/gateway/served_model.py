@@ -1,7 +1,8 @@
 """The one model that is served, as clients name it and as it reads text."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from pdserve.errors import ConfigError, InvalidField, ModelNotFound, UnsupportedField
 from pdserve.gateway.tokenizer import GatewayTokenizer
@@ -10,12 +11,18 @@ DEFAULT_MODEL = "default"
 """Names the one model that is served, whatever its own name."""
 
 
+MAX_CACHED_TOKENS = 65_536
+"""A token takes some us to look up, and an answer may name 21 of them for each that it has."""
+
+
 class ServedModel:
     """Every method raises `RequestError` for what the client did wrong. The tokenizer runs in threads."""
 
     def __init__(self, tokenizer: GatewayTokenizer, *, name: str) -> None:
         self._tokenizer = tokenizer
         self.name = name
+        self.token_bytes: Callable[[int], bytes] = lru_cache(maxsize=MAX_CACHED_TOKENS)(tokenizer.token_bytes)
+        """What one token stands for, perhaps a part of a character. Not in a thread."""
 
     def require_named(self, name: str) -> None:
         """Raises: `ModelNotFound` for the name of another model."""

@@ -16,6 +16,10 @@ class GatewayTokenizer(Protocol):
         """The text, with that of special tokens."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, perhaps a part of a character."""
+        ...
+
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """Raises: `InvalidField` when the template refuses the messages, `ConfigError` without a template."""
         ...

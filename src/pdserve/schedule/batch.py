@@ -3,7 +3,7 @@
 import msgspec
 
 from pdserve.ids import SequenceId
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,5 +50,7 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pass_index: int
     sampled: tuple[tuple[SequenceId, int], ...]
     """One token for each chunk with `samples`, in the order of the chunks."""
+    logprobs: tuple[tuple[SequenceId, TokenLogprobs], ...] = ()
+    """Of the sampled tokens of the sequences that ask for them."""
     started_ns: int
     ended_ns: int

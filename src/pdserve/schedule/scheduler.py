@@ -155,7 +155,7 @@ class Scheduler:
         chunks = self._require_matching(result)
         self._batch = None
         tokens = dict(result.sampled)
-        outcome = StepOutcome()
+        outcome = StepOutcome(logprobs=dict(result.logprobs))
         for chunk in chunks:
             sequence = self._running[chunk.sequence_id]
             sequence.num_computed = chunk.stop

@@ -9,6 +9,7 @@ import tokenizers
 
 from pdserve.errors import ConfigError
 from pdserve.text.chat_template import ChatTemplate
+from pdserve.text.token_bytes import bytes_of_token
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 """What chat templates may name."""
@@ -32,6 +33,8 @@ class TokenizerCore(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def token_to_id(self, token: str) -> int | None: ...
+
+    def id_to_token(self, id: int) -> str | None: ...
 
     def get_vocab_size(self, *, with_added_tokens: bool) -> int: ...
 
@@ -100,6 +103,11 @@ class Tokenizer:
     def decode_verbatim(self, token_ids: Sequence[int]) -> str:
         """The text with that of special tokens, as in `<|im_end|>`."""
         return self._core.decode(token_ids, skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, perhaps a part of a character; nothing for a token that there is not."""
+        piece = self._core.id_to_token(token_id)
+        return b"" if piece is None else bytes_of_token(piece, self.decode_verbatim([token_id]))
 
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """The tokens of a conversation, by default up to and including the start of the assistant's answer.

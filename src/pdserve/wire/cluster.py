@@ -9,7 +9,7 @@ import msgspec
 
 from pdserve.config.role import Role
 from pdserve.ids import Incarnation, RequestId, WorkerId
-from pdserve.sampling import SamplingParams
+from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire.peer import Message
 
 
@@ -111,6 +111,14 @@ class PrefillPlace(Enum):
     LOCAL = "local"
 
 
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is said of one token of an answer, where the request asks for logprobs."""
+
+    text_offset: int
+    """The character of the answer at which the token's text begins."""
+    logprobs: TokenLogprobs
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """New tokens of one request."""
 
@@ -118,13 +126,19 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     token_ids: tuple[int, ...]
     text: str
     """Never ends inside a character; may lag behind the tokens. Excludes a stop string and everything after it."""
+    entries: tuple[TokenEntry, ...] = ()
+    """Of the tokens whose text begins in `text`: they lag behind `token_ids` as the text does."""
     finish_reason: FinishReason | None = None
     prefill: PrefillPlace | None = None
     """With the first delta: where the prompt was prefilled."""
 
 
+MAX_GENERATED_ENTRIES = 4096
+"""In a `Generated` of several deltas; an entry with the 20 likeliest tokens takes some 330 bytes."""
+
+
 class Generated(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Worker to gateway, once a step: what the step produced."""
+    """Worker to gateway, once a step, or several times when there are many entries: what the step produced."""
 
     sender: Incarnation
     deltas: tuple[Delta, ...]

@@ -1,0 +1,64 @@
+"""The text of one answer as it may go out, and the logprobs of the tokens that it is made of."""
+
+from collections import deque
+
+from pdserve.sampling import TokenLogprobs
+from pdserve.text.detokenizer import Detokenizer
+from pdserve.text.stops import StopMatcher
+from pdserve.text.tokenizer import Tokenizer
+from pdserve.wire.cluster import TokenEntry
+
+MAX_HELD_ENTRIES = 2048
+"""More than the tokens of the longest stop string, and of a character, can be; only tokens without text come to it."""
+
+
+class AnswerText:
+    """Text is held back while a character or a stop string may be incomplete, and with it the entries of its tokens.
+
+    A stop string cuts the text off; of the entries, those stay whose token has text before the cut. A token without
+    text, as special ones are, stays with the character before it. Of more than `MAX_HELD_ENTRIES` the oldest go out as
+    if their text did.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...]) -> None:
+        self._special_token_ids = tokenizer.special_token_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(stop)
+        self._num_decoded = 0
+        """Characters of all tokens so far, as far as they are complete."""
+        self._num_released = 0
+        """Leading ones of them that may go out."""
+        self._text = ""
+        self._held: deque[tuple[int, TokenEntry]] = deque()
+        """Each with the character that it goes out with."""
+        self._entries: list[TokenEntry] = []
+
+    def add(self, token_id: int, logprobs: TokenLogprobs | None, *, may_stop: bool) -> bool:
+        """True when a stop string is complete: the text ends before it, and nothing may be added."""
+        if logprobs is not None:
+            entry = TokenEntry(text_offset=self._num_decoded, logprobs=logprobs)
+            self._held.append((self._num_decoded - (token_id in self._special_token_ids), entry))
+        return self._release(self._detokenizer.add([token_id]), may_stop=may_stop)
+
+    def finish(self, *, may_stop: bool) -> None:
+        """No token comes any more: what was held back goes out, unless a stop string is complete with it."""
+        if self._release(self._detokenizer.finish(), may_stop=may_stop):
+            return
+        self._text += self._stops.finish()
+        self._entries += [entry for _, entry in self._held]
+        self._held.clear()
+
+    def take(self) -> tuple[str, tuple[TokenEntry, ...]]:
+        """What may go out since the last call."""
+        taken = self._text, tuple(self._entries)
+        self._text, self._entries = "", []
+        return taken
+
+    def _release(self, piece: str, *, may_stop: bool) -> bool:
+        text, found_stop = self._stops.feed(piece, may_stop=may_stop)
+        self._num_decoded += len(piece)
+        self._num_released += len(text)
+        self._text += text
+        while self._held and (self._held[0][0] < self._num_released or len(self._held) > MAX_HELD_ENTRIES):
+            self._entries.append(self._held.popleft()[1])
+        return found_stop
