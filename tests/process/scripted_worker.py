@@ -10,6 +10,7 @@ import aiohttp
 from pdserve.config.role import Role
 from pdserve.errors import PeerLost
 from pdserve.ids import Incarnation, WorkerId
+from pdserve.sampling import TokenLogprobs
 from pdserve.wire.channel import Channel, dial
 from pdserve.wire.cluster import (
     Abort,
@@ -26,6 +27,7 @@ from pdserve.wire.cluster import (
     Load,
     PrefillPlace,
     PrefillPool,
+    TokenEntry,
     Welcome,
     WorkerHeartbeat,
 )
@@ -195,11 +197,12 @@ def answering(
 
 
 def starting(texts: Sequence[str]) -> Script:
-    """As `answering`, but it never finishes."""
+    """As `answering`, with logprobs, but it never finishes."""
+    entry = TokenEntry(text_offset=0, logprobs=TokenLogprobs(token_id=1, logprob=-1.0, top=()))
 
     async def script(worker: ScriptedWorker, generate: Generate) -> None:
         for text in texts:
-            worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text=text))
+            worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text=text, entries=(entry,)))
 
     return script
 

@@ -73,8 +73,9 @@ async def test_worker_lost_in_a_whole_answer_is_retried_and_nothing_of_the_first
         joined(running.url, join_message("a"), failing_after(["lost", " words"])),
         joined(running.url, join_message("b"), answering(["clean", " answer"])),
     ):
-        answer = await running.client().completions.create(model="smol", prompt="x")
+        answer = await running.client().completions.create(model="smol", prompt="x", logprobs=0)
         assert answer.choices[0].text == "clean answer"
+        assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.tokens == []
         assert answer.usage is not None and answer.usage.completion_tokens == 2
 
 
