@@ -145,7 +145,10 @@ def _transformers_tokens(model_dir: Path, prompts: list[tuple[int, ...]]) -> lis
     )
     tokens: list[tuple[int, ...] | None] = []
     for prompt in prompts:
-        output = model.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)
+        prompt_ids = torch.tensor([prompt])
+        output = model.generate(
+            prompt_ids, attention_mask=torch.ones_like(prompt_ids), max_new_tokens=NUM_TOKENS, do_sample=False
+        )
         tokens.append(tuple(output[0, len(prompt) :].tolist()))
     return tokens
 
