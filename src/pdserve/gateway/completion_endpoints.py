@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from pdserve.clock import Clock
-from pdserve.gateway.answering import EventStream, answer_whole
+from pdserve.gateway.answering import answer_in_events, answer_whole
 from pdserve.gateway.answers import AnswerShape, AnswerWriter, ChatShape, CompletionShape
 from pdserve.gateway.dispatcher import Work
+from pdserve.gateway.event_writer import EventWriter
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import Prompt, PromptReader
 from pdserve.gateway.request_body import read_body
@@ -65,8 +66,8 @@ class CompletionEndpoints:
             writer = self._writer(shape, request_id, prompt)
             if not work.streams:
                 return await answer_whole(stream, writer, record)
-            events = EventStream(request, write_timeout_s=self._settings.write_timeout_s)
-            return await events.answer(stream, writer, record)
+            events = EventWriter(request, write_timeout_s=self._settings.write_timeout_s)
+            return await answer_in_events(stream, writer, record, events)
 
     def _writer(self, shape: AnswerShape, request_id: RequestId, prompt: Prompt) -> AnswerWriter:
         return AnswerWriter(

@@ -1,4 +1,4 @@
-"""Named server-sent events on their way to a client."""
+"""Server-sent events on their way to a client, with a name each or without."""
 
 import asyncio
 
@@ -21,9 +21,15 @@ class EventWriter:
         await self.response.prepare(self._request)
 
     async def send(self, name: str, body: dict[str, object]) -> None:
+        await self._write(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body)))
+
+    async def send_data(self, data: bytes) -> None:
+        await self._write(b"data: %b\n\n" % data)
+
+    async def _write(self, event: bytes) -> None:
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(body)))
+                await self.response.write(event)
         except TimeoutError as error:
             if self._request.transport is not None:
                 self._request.transport.abort()

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from pdserve.clock import Clock
 from pdserve.errors import ContextOverflow
+from pdserve.gateway.answering import read_whole
 from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.event_writer import EventWriter
 from pdserve.gateway.failures import RequestFailed
@@ -78,18 +79,8 @@ class ResponsesEndpoints:
 
 async def _answer_whole(stream: TokenStream, writer: ResponseWriter, record: RequestRecord) -> web.Response:
     """Raises: `RequestFailed`."""
-    texts: list[str] = []
-    num_restarts = 0
-    finish_reason = None
-    while finish_reason is None:
-        delta = await stream.next()
-        if stream.num_restarts != num_restarts:
-            num_restarts = stream.num_restarts
-            texts.clear()
-            record.restarted()
-        texts.append(delta.text)
-        record.delivered(delta)
-        finish_reason = delta.finish_reason
+    deltas, finish_reason = await read_whole(stream, record)
+    texts = [delta.text for delta in deltas]
     answer = writer.whole(_generation(texts, finish_reason, record))
     record.finished(finish_reason)
     return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
