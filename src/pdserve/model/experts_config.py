@@ -81,28 +81,45 @@ def read_deepseek_v2_experts(fields: JsonFields, *, num_layers: int) -> ExpertsC
     if has_unit_sum and weight_scale != 1.0:
         # Implementations differ here: some scale weights that were divided by their sum, some do not.
         raise fields.refusal("norm_topk_prob with a routed_scaling_factor is not supported for DeepseekV2ForCausalLM")
-    return _checked(
+    return _deepseek_experts(
         fields,
-        ExpertsConfig(
-            layers=_deepseek_layers(fields, num_layers=num_layers),
-            num_experts=fields.integer("n_routed_experts"),
-            num_chosen=fields.integer("num_experts_per_tok"),
-            ffn_dim=fields.integer("moe_intermediate_size"),
-            shared_ffn_dim=fields.count("n_shared_experts", default=0) * fields.integer("moe_intermediate_size"),
-            scoring=Scoring.SOFTMAX,
-            has_correction=False,
-            num_groups=fields.integer("n_group") if has_groups else 1,
-            num_chosen_groups=fields.integer("topk_group") if has_groups else 1,
-            group_score=GroupScore.BEST,
-            has_unit_sum=has_unit_sum,
-            weight_scale=weight_scale,
-        ),
+        num_layers=num_layers,
+        scoring=Scoring.SOFTMAX,
+        has_correction=False,
+        has_groups=has_groups,
+        group_score=GroupScore.BEST,
+        has_unit_sum=has_unit_sum,
+        weight_scale=weight_scale,
     )
 
 
 def read_deepseek_v3_experts(fields: JsonFields, *, num_layers: int) -> ExpertsConfig:
     fields.choice("scoring_func", known=("sigmoid",), default="sigmoid")
     fields.choice("topk_method", known=("noaux_tc",), default="noaux_tc")
+    return _deepseek_experts(
+        fields,
+        num_layers=num_layers,
+        scoring=Scoring.SIGMOID,
+        has_correction=True,
+        has_groups=True,
+        group_score=GroupScore.BEST_TWO,
+        has_unit_sum=fields.flag("norm_topk_prob", default=True),
+        weight_scale=fields.number("routed_scaling_factor", default=1.0),
+    )
+
+
+def _deepseek_experts(
+    fields: JsonFields,
+    *,
+    num_layers: int,
+    scoring: Scoring,
+    has_correction: bool,
+    has_groups: bool,
+    group_score: GroupScore,
+    has_unit_sum: bool,
+    weight_scale: float,
+) -> ExpertsConfig:
+    """What both generations name alike; `has_groups`: experts are chosen within the best groups."""
     return _checked(
         fields,
         ExpertsConfig(
@@ -111,13 +128,13 @@ def read_deepseek_v3_experts(fields: JsonFields, *, num_layers: int) -> ExpertsC
             num_chosen=fields.integer("num_experts_per_tok"),
             ffn_dim=fields.integer("moe_intermediate_size"),
             shared_ffn_dim=fields.count("n_shared_experts", default=0) * fields.integer("moe_intermediate_size"),
-            scoring=Scoring.SIGMOID,
-            has_correction=True,
-            num_groups=fields.integer("n_group"),
-            num_chosen_groups=fields.integer("topk_group"),
-            group_score=GroupScore.BEST_TWO,
-            has_unit_sum=fields.flag("norm_topk_prob", default=True),
-            weight_scale=fields.number("routed_scaling_factor", default=1.0),
+            scoring=scoring,
+            has_correction=has_correction,
+            num_groups=fields.integer("n_group") if has_groups else 1,
+            num_chosen_groups=fields.integer("topk_group") if has_groups else 1,
+            group_score=group_score,
+            has_unit_sum=has_unit_sum,
+            weight_scale=weight_scale,
         ),
     )
 
