@@ -6,8 +6,9 @@ Layout of the shared region, native byte order (`native/layer_counter/layer_coun
     offset 8     u32  futex       low half of ticks, the word a waiter sleeps on
     offset 64    u64  tick_ns[RING_TICKS]   CLOCK_MONOTONIC of tick t (counting from 1) at index t % RING_TICKS
 
-A pass of `num_layers` layers makes `num_layers + 1` ticks. So pass p (from 0) has put layer L in the KV region once
-ticks >= p * (num_layers + 1) + L + 1, and its tail in the tail region once ticks >= (p + 1) * (num_layers + 1).
+`num_layers` counts all layers with a cache: the model's, then those of the drafter where there is one. A pass makes
+`num_layers + 1` ticks. So pass p (from 0) has put layer L in the KV region once ticks >= p * (num_layers + 1) + L + 1,
+and its tail in the tail region once ticks >= (p + 1) * (num_layers + 1).
 """
 
 RING_TICKS = 4096

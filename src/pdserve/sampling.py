@@ -6,6 +6,9 @@ import msgspec
 MAX_STOP_TOKEN_IDS = 64
 """The decode worker compares each token with all of them."""
 
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Schemas that people write have a few KiB."""
+
 MAX_LOGIT_BIASES = 300
 MAX_TOP_LOGPROBS = 20
 """OpenAI's bounds."""
@@ -43,6 +46,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_top_logprobs: int | None = None
     """None: no logprobs. Else those of each token of the answer, and of so many of the likeliest in its place; at most
     `MAX_TOP_LOGPROBS`."""
+    num_prompt_logprobs: int | None = None
+    """The same of each prompt token but the first. The prompt is prefilled on the decode worker then."""
+    grammar: str | None = None
+    """What the answer must match, as llguidance writes grammars; at most `MAX_GRAMMAR_BYTES`. The gateway has compiled
+    it once, so that it can be."""
+    skip_special_tokens: bool = True
+    """False: special tokens are text of the answer, as in `<|im_end|>`; those that end it still are none."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pdserve.config.device import Device
 from pdserve.config.role import Role
+from pdserve.config.speculation import Speculation
 
 PROVIDERS = ("tcp", "shm", "efa", "verbs")
 """`tcp` is `tcp;ofi_rxm`. `efa` and `verbs` take the same path and are untested on hardware."""
@@ -64,6 +65,8 @@ class WorkerSettings:
     max_running: int = DEFAULT_MAX_RUNNING
     max_waiting: int = DEFAULT_MAX_WAITING
     num_tail_slots: int = 1024
+    speculation: Speculation | None = None
+    """A drafter that is a model must be the same on prefill and decode workers: its KV is handed over too."""
     lease_s: float = DEFAULT_LEASE_S
     """Silence for so long is death. By default ten heartbeats: a pinned core may be busy with a pass for a second."""
     heartbeat_s: float = DEFAULT_LEASE_S / HEARTBEATS_A_LEASE

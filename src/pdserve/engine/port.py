@@ -4,6 +4,8 @@ from typing import NoReturn, Protocol
 
 import msgspec
 
+from pdserve.config.speculation import Speculation
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.shared_region import MemoryRegion, SharedRegion
@@ -24,6 +26,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """By rank, as CUDA numbers them in this process; empty: the ranks compute on cores."""
     dtype: str = "float32"
     tensor_parallel_size: int = 1
+    speculation: Speculation | None = None
+    """With a drafter that is a model (`needs_engine`); it runs whole on rank 0, whatever the number of ranks."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,10 +39,18 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tail_slot_bytes: int
     """Bytes of one tail: the hidden state, in the model's dtype, rounded up to 64."""
     max_model_len: int
+    draft_layout: KvLayout | None = None
+    """Of the drafter's cache, whole, on rank 0, where there is one: as many pages, of as many slots."""
     model_fingerprint: str
-    """Hash of the config and the weights' identity: equal exactly when KV is exchangeable."""
+    """Hash of the config and the weights' identity, the drafter's too: equal exactly when KV is exchangeable."""
     pids: tuple[int, ...]
     """Of the rank processes, by rank."""
+
+    @property
+    def num_counted_layers(self) -> int:
+        """Layers that tick in each pass: the model's, then the drafter's."""
+        num_draft_layers = self.draft_layout.num_layers if self.draft_layout is not None else 0
+        return self.sharding.layout.num_layers + num_draft_layers
 
 
 class Engine(Protocol):
@@ -48,11 +60,17 @@ class Engine(Protocol):
     tail_region: SharedRegion
     """Of rank 0: `num_tail_slots * tail_slot_bytes` bytes, and 64 spare bytes."""
     counter_region: SharedRegion
-    """Of rank 0: when it has ticked layer L, the KV of layer L is in the regions of all ranks."""
+    """Of rank 0: when it has ticked layer L, the KV of layer L is in the regions of all ranks. The drafter's layers
+    tick after the model's."""
 
     @property
     def kv_regions(self) -> tuple[MemoryRegion, ...]:
         """By rank; `info.sharding.rank_layout.region_bytes(info.num_pages)` bytes each, and 64 spare bytes."""
+        ...
+
+    @property
+    def draft_kv_region(self) -> MemoryRegion | None:
+        """Of rank 0: the drafter's cache, `info.draft_layout.region_bytes(info.num_pages)` bytes and 64 spare ones."""
         ...
 
     async def run(self, batch: Batch) -> BatchResult:

@@ -24,6 +24,10 @@ class Sequence:
     page_indices: list[PageIndex] = field(default_factory=list[PageIndex])
     tail_slot: int | None = None
     """Prefill-only: where the engine puts the hidden state of the last computed position."""
+    carry_slot: int | None = None
+    """Handed over: where the hidden state of the last computed position is. None from the first pass on."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Guesses of what comes after `token_ids`, to be tried in the next pass."""
     scheduled_ns: int | None = None
     """When its first chunk was put into a batch; set by the scheduler, kept over preemptions."""
 

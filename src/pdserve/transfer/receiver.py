@@ -38,6 +38,8 @@ class HandoffLanded:
     request_id: RequestId
     handoff_id: HandoffId
     page_indices: list[PageIndex]
+    tail_slot: TailSlot
+    """The caller's too, until `release_tail_slot`: it holds the hidden state of the last prefilled position."""
     landed: Landed
 
 

@@ -79,8 +79,12 @@ class PrefillPool(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
     members: tuple[PrefillTarget, ...]
 
 
+MAX_CHOICES = 128
+"""OpenAI's bound of `n`."""
+
+
 class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
-    """Gateway to decode worker: one sequence. The worker owns the request from here on."""
+    """Gateway to decode worker: one prompt. The worker owns the request from here on."""
 
     request_id: RequestId
     receiver: Incarnation
@@ -88,6 +92,9 @@ class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     """The data parallel rank that decodes it."""
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    num_choices: int = 1
+    """Answers wanted. Choice i is what a request for one answer with `seed + i` would get; its prompt is computed once
+    and its pages are shared. At most `MAX_CHOICES`."""
     prefill: PrefillTarget | None
     """None: prefill locally."""
     timeout_s: float
@@ -120,21 +127,25 @@ class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """New tokens of one request."""
+    """New tokens of one choice of a request; or, without tokens, of its prompt."""
 
     request_id: RequestId
+    choice_index: int = 0
     token_ids: tuple[int, ...]
     text: str
     """Never ends inside a character; may lag behind the tokens. Excludes a stop string and everything after it."""
     entries: tuple[TokenEntry, ...] = ()
     """Of the tokens whose text begins in `text`: they lag behind `token_ids` as the text does."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt tokens from the second on, in order, before the first delta with tokens; of choice 0 alone."""
     finish_reason: FinishReason | None = None
+    """Of the choice; the request ends with its last choice."""
     prefill: PrefillPlace | None = None
     """With the first delta: where the prompt was prefilled."""
 
 
 MAX_GENERATED_ENTRIES = 4096
-"""In a `Generated` of several deltas; an entry with the 20 likeliest tokens takes some 330 bytes."""
+"""In a `Generated` of several deltas, prompt tokens too; an entry with the 20 likeliest tokens takes some 330 bytes."""
 
 
 class Generated(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

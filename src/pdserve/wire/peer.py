@@ -8,9 +8,10 @@ import msgspec
 
 from pdserve.fabric.port import RegionDescriptor
 from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, TailSlot, WorkerId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -30,6 +31,8 @@ class RankRegions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv: tuple[RegionDescriptor, ...]
     """By tensor parallel rank."""
     tail: RegionDescriptor
+    draft_kv: RegionDescriptor | None = None
+    """The drafter's cache, whole, of the same pages; as `draft_layout` of the hello says."""
 
 
 class PeerHello(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
@@ -38,6 +41,8 @@ class PeerHello(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     incarnation: Incarnation
     model_fingerprint: str
     sharding: KvSharding
+    draft_layout: KvLayout | None = None
+    """Of the cache of the drafter, where the sender speculates with one that has a cache. It is never sharded."""
     num_pages: int
     """Of each data parallel rank."""
     tail_slot_bytes: int
