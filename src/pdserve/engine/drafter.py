@@ -1,10 +1,14 @@
 """The port between the runner and a drafter that is a model: a draft model, an MTP module, an EAGLE head.
 
 A drafter keeps a cache of its own over the same pages: in its layout, whole, on rank 0 alone. It follows the model:
-after each pass its cache covers the tokens that the model's cache covers, so that it can be handed over with it. What it
-guesses never changes an answer: a guess is kept only where the sampler, with the model's logits, draws the same token.
+after each pass its cache covers the tokens that the model's cache covers, so that it can be handed over with it. A
+guess never changes an answer: it is kept only where the sampler, with the model's logits, draws the same token.
 
-Shape suffixes: T kept tokens of one chunk, E hidden dimension of the model.
+A head that reads hidden states pairs each token with the hidden state of the token before it. The pair of token j, for
+j from 1, is at position j - 1 of its cache (as EAGLE and DeepSeek's MTP were trained: the first token has no pair). The
+pair of a chunk's first token needs the hidden state of the chunk before: the head keeps it, or has it from the tail.
+
+Shape suffixes: T kept tokens of one chunk, E hidden dimension of the model, R rows, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
