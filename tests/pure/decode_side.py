@@ -137,5 +137,10 @@ class DecodeSide:
             self.receiver.on_fabric_event(Fenced(exposure=exposure), now_ns=0)
 
     def is_whole(self) -> bool:
-        """Nothing is out: no handoff, no page."""
-        return self.receiver.num_open == 0 and all(pool.num_free == self.num_pages for pool in self.pools)
+        """Nothing is out: no handoff, no page, no tail slot."""
+        num_slots_free = [destination._tail_slots.num_free for destination in self.receiver._destinations]  # pyright: ignore[reportPrivateUsage]
+        return (
+            self.receiver.num_open == 0
+            and all(pool.num_free == self.num_pages for pool in self.pools)
+            and all(num_free == self.num_tail_slots for num_free in num_slots_free)
+        )

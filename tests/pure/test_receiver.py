@@ -81,6 +81,18 @@ def test_landed_hands_the_pages_to_the_caller(side: DecodeSide) -> None:
     assert side.receiver.num_open == 0
 
 
+def test_landed_tail_slot_is_the_callers_until_it_gives_it_back(side: DecodeSide) -> None:
+    grants = [side.open() for _ in range(side.num_tail_slots)]
+    side.all_land(grants[1])
+    (outcome,) = side.receiver.take_outcomes()
+    assert isinstance(outcome, HandoffLanded)
+    assert outcome.tail_slot == grants[1].tail_slot
+    with pytest.raises(CapacityError, match="tail slots are in use"):
+        side.open()
+    side.receiver.release_tail_slot(0, outcome.tail_slot)
+    assert side.open().tail_slot == grants[1].tail_slot
+
+
 def test_landed_immediate_is_forgotten_before_its_slot_is_used_again() -> None:
     side = DecodeSide(limits=ReceiverLimits(max_handoffs=1))
     first = side.open()

@@ -33,13 +33,13 @@ class ReceiverLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandoffLanded:
-    """The request may be decoded; its pages belong to the caller now."""
+    """The request may be decoded; its pages and its tail slot belong to the caller now."""
 
     request_id: RequestId
     handoff_id: HandoffId
     page_indices: list[PageIndex]
     tail_slot: TailSlot
-    """The caller's too, until `release_tail_slot`: it holds the hidden state of the last prefilled position."""
+    """Until `release_tail_slot`: it holds the hidden state of the last prefilled position."""
     landed: Landed
 
 
@@ -267,6 +267,10 @@ class Receiver:
                 handoff.cancel_deadline_ns = None
                 self._drop_peer(handoff.peer, f"no answer to the cancel of handoff {handoff.handoff_id}")
 
+    def release_tail_slot(self, dp_rank: int, tail_slot: TailSlot) -> None:
+        """Nobody reads the tail of a handoff that landed on the rank any more."""
+        self._destinations[dp_rank].release_tail_slot(tail_slot)
+
     def take_outcomes(self, dp_rank: int = 0) -> list[Outcome]:
         """What became of the handoffs of one data parallel rank since the last call."""
         outcomes = self._outcomes[dp_rank][:]
@@ -353,24 +357,25 @@ class Receiver:
                 HandoffFailed(request_id=handoff.request_id, handoff_id=handoff.handoff_id, error=error)
             )
         if after is ReceiverState.CLOSED:
-            self._close(handoff, delivers_pages=delivers)
+            self._close(handoff, delivers=delivers)
         if delivers and landed is not None:
             self._outcomes[handoff.dp_rank].append(
                 HandoffLanded(
                     request_id=handoff.request_id,
                     handoff_id=handoff.handoff_id,
                     page_indices=handoff.page_indices,
+                    tail_slot=handoff.tail_slot,
                     landed=landed,
                 )
             )
         return True
 
-    def _close(self, handoff: _Handoff, *, delivers_pages: bool) -> None:
+    def _close(self, handoff: _Handoff, *, delivers: bool) -> None:
         self._fabric.forget(handoff.immediate)
         self._immediates.release(handoff.immediate)
-        destination = self._destinations[handoff.dp_rank]
-        destination.release_tail_slot(handoff.tail_slot)
-        if not delivers_pages:
+        if not delivers:
+            destination = self._destinations[handoff.dp_rank]
+            destination.release_tail_slot(handoff.tail_slot)
             destination.pool.release(handoff.page_indices)
         del self._handoffs[handoff.handoff_id]
         del self._by_immediate[handoff.immediate]
