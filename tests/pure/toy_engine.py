@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tests.pure.toy_model import (
     NUM_QUERY_HEADS,
     TAIL_BYTES,
+    UNLIKELY,
     VECTOR_BYTES,
     kv_head_of,
     next_token,
@@ -20,9 +21,11 @@ from tests.pure.toy_model import (
 
 from pdserve.clock import Clock
 from pdserve.engine.port import EngineInfo
+from pdserve.ids import SequenceId
 from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import REGION_BYTES, RING_OFFSET, RING_TICKS
-from pdserve.schedule.batch import Batch, BatchResult, Chunk
+from pdserve.sampling import TokenLogprobs
+from pdserve.schedule.batch import Batch, BatchResult, Chunk, PageCopy
 from pdserve.shared_region import SharedRegion
 
 SPARE_BYTES = 64
@@ -86,6 +89,9 @@ class RankKv:
                 vectors, np.uint8
             ).reshape(len(seeds), num_planes, VECTOR_BYTES)
 
+    def copy_page(self, copy: PageCopy) -> None:
+        self._pages[:, copy.target] = self._pages[:, copy.source]
+
     def close(self) -> None:
         self._pages = np.zeros((0,) * 6, np.uint8)  # lets go of the mapping
         self._mapping.close()
@@ -127,10 +133,18 @@ class ToyEngine:
         self._num_ticks = 0
         self._batch: Batch | None = None
         self._layer_index = 0
+        self._end_token_ids: dict[SequenceId, tuple[int, ...]] = {}
 
     def start(self, batch: Batch) -> None:
         assert self._batch is None
         self._batch, self._layer_index = batch, 0
+        for sequence_id in batch.ended_sequences:
+            self._end_token_ids.pop(sequence_id, None)
+        for new in batch.new_sequences:
+            self._end_token_ids[new.sequence_id] = new.sampling.stop_token_ids
+        for copy in batch.copies:
+            for rank in self.ranks:
+                rank.copy_page(copy)
 
     def step(self) -> BatchResult | None:
         """Compute a layer on all ranks, or end the pass: then its result."""
@@ -150,8 +164,17 @@ class ToyEngine:
         self._tick()
         self._batch = None
         now_ns = self._clock.now_ns()
-        sampled = tuple((chunk.sequence_id, self._sample(chunk)) for chunk in batch.chunks if chunk.samples)
-        return BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=now_ns, ended_ns=now_ns)
+        return BatchResult(
+            pass_index=batch.pass_index,
+            sampled=tuple((chunk.sequence_id, self._sample(chunk)) for chunk in batch.chunks if chunk.samples),
+            prompt_logprobs=tuple(
+                (chunk.sequence_id, self._prompt_logprobs(chunk))
+                for chunk in batch.chunks
+                if chunk.num_prompt_logprobs is not None
+            ),
+            started_ns=now_ns,
+            ended_ns=now_ns,
+        )
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -165,8 +188,29 @@ class ToyEngine:
         layout = self.info.sharding.layout
         return [(self.ranks[query // queries_per_rank], kv_head_of(layout, query)) for query in range(NUM_QUERY_HEADS)]
 
-    def _sample(self, chunk: Chunk) -> int:
-        kv = {rank: rank.read(chunk.page_indices, chunk.stop) for rank in self.ranks}
+    def _sample(self, chunk: Chunk) -> tuple[int, ...]:
+        """The token after the last known one, and on while each is the draft in its place and ends nothing."""
+        num_known = len(chunk.token_ids) - chunk.num_drafts
+        end_token_ids = self._end_token_ids[chunk.sequence_id]
+        sampled = [self._token_after(chunk, chunk.start + num_known)]
+        for num_right, draft in enumerate(chunk.token_ids[num_known:], start=1):
+            if sampled[-1] != draft or draft in end_token_ids:
+                break
+            sampled.append(self._token_after(chunk, chunk.start + num_known + num_right))
+        return tuple(sampled)
+
+    def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        """The model is sure: it gives the token that it would sample the probability 1, and others next to none."""
+        following = [*chunk.token_ids[1:], *([] if chunk.next_token_id is None else [chunk.next_token_id])]
+        entries: list[TokenLogprobs] = []
+        for position, token_id in enumerate(following, start=chunk.start + 1):
+            logprob = 0.0 if token_id == self._token_after(chunk, position) else UNLIKELY
+            entries.append(TokenLogprobs(token_id=token_id, logprob=logprob, top=()))
+        return tuple(entries)
+
+    def _token_after(self, chunk: Chunk, num_tokens: int) -> int:
+        """What the model says after the first tokens of a sequence."""
+        kv = {rank: rank.read(chunk.page_indices, num_tokens) for rank in self.ranks}
         return next_token(kv[rank][:, head - rank.heads.start].tobytes() for rank, head in self._query_heads())
 
     def _tail_of(self, chunk: Chunk) -> bytes:

@@ -24,6 +24,8 @@ NUM_QUERY_HEADS = 4
 VECTOR_BYTES = GQA.slot_bytes
 TAIL_BYTES = 64
 VOCABULARY = 97
+UNLIKELY = -10.0
+"""The logprob of every token that the model would not sample."""
 
 
 def digest(*parts: bytes) -> bytes:
