@@ -14,6 +14,7 @@ COMMANDS = {
     "model": "pdserve.cli.model",
     "trace": "pdserve.cli.trace",
     "verify-handoff": "pdserve.cli.verify_handoff",
+    "verify-semantics": "pdserve.cli.verify_semantics",
     "topology": "pdserve.cli.topology",
     "bench-transfer": "pdserve.cli.bench_transfer",
     "bench-engine": "pdserve.cli.bench_engine",
