@@ -1,11 +1,12 @@
 """From a body to what is dispatched: parsed, checked, tokenized. Nothing here knows workers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pdserve.errors import InvalidField
+from pdserve.gateway.chat_parser import MakeChatParser, PlainParser
 from pdserve.gateway.chat_request import ChatMessage, parse_chat_request
-from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, parse_completion_request
+from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from pdserve.gateway.sampling_fields import SamplingFields, sampling_params
 from pdserve.gateway.served_model import ServedModel
 from pdserve.sampling import SamplingParams
@@ -19,6 +20,10 @@ class Prompt:
     """The field that holds it, for errors."""
     default_max_tokens: int | None
     """None: all that the context leaves."""
+    text: str | None = None
+    """As the client sent it; None where it sent tokens or messages."""
+    make_parser: MakeChatParser = PlainParser
+    """What reads each answer to it, in chat."""
 
     def sampling(self, *, max_model_len: int) -> SamplingParams:
         """Raises: `ContextOverflow`, `InvalidField`."""
@@ -41,12 +46,9 @@ class PromptReader:
         request = parse_chat_request(body)
         return await self.conversation(request, request.messages, param="messages")
 
-    async def completion(self, body: bytes) -> Prompt:
-        request = parse_completion_request(body)
+    async def completion(self, request: CompletionRequest) -> list[Prompt]:
         self._model.require_named(request.model)
-        prompt = request.single_prompt
-        token_ids = await self._model.tokenize(prompt) if isinstance(prompt, str) else prompt
-        return self._prompt(request, token_ids, param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS)
+        return [await self._completion(request, prompt) for prompt in request.prompts]
 
     async def conversation(self, fields: SamplingFields, messages: Sequence[ChatMessage], *, param: str) -> Prompt:
         """`param` is the field that holds the messages."""
@@ -54,6 +56,11 @@ class PromptReader:
         inputs = [message.as_template_input for message in messages]
         token_ids = await self._model.tokenize_chat(inputs, param=param)
         return self._prompt(fields, token_ids, param=param, default_max_tokens=None)
+
+    async def _completion(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
+        token_ids = await self._model.tokenize(prompt) if isinstance(prompt, str) else prompt
+        read = self._prompt(request, token_ids, param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS)
+        return replace(read, text=prompt) if isinstance(prompt, str) else read
 
     def _prompt(
         self, fields: SamplingFields, token_ids: list[int], *, param: str, default_max_tokens: int | None

@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from pdserve.errors import ContextOverflow, InvalidField
+from pdserve.errors import ContextOverflow, InvalidField, UnsupportedField
 from pdserve.gateway.fields import NoOps
-from pdserve.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SamplingParams
+from pdserve.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
+from pdserve.wire.cluster import MAX_CHOICES
 
 MAX_LOGIT_BIAS = 100.0
 
@@ -22,9 +23,6 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SHARED_NO_OPS: NoOps = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -38,7 +36,6 @@ SHARED_NO_OPS: NoOps = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "add_special_tokens": (),
-    "prompt_logprobs": (),
     "truncate_prompt_tokens": (),
     "priority": (0,),
     "guided_json": (),
@@ -51,6 +48,10 @@ SHARED_NO_OPS: NoOps = {
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool = False
+    include_obfuscation: bool = False
+    """OpenAI's padding against those who measure the lengths of chunks; refused when true."""
+    continuous_usage_stats: bool = False
+    """vLLM's usage in every chunk; refused when true."""
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,6 +73,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
     """JSON's keys are strings: token ids in decimal."""
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """vLLM's extension: how many of the likeliest tokens are reported in the place of each prompt token."""
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     """vLLM's extension: each choice carries the ids of its tokens."""
@@ -91,6 +95,16 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return None
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As `num_top_logprobs`, of the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt that the client gets."""
+        return 1 if self.n is None else self.n
+
+    @property
     def biases(self) -> dict[int, float]:
         """By token id. Raises: `InvalidField` for a key that is no token id, or a value out of range."""
         biases: dict[int, float] = {}
@@ -107,9 +121,17 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.stream_options is not None and self.stream_options.include_usage
 
     def require_consistent(self) -> None:
-        """Raises: `InvalidField` when two fields contradict each other."""
-        if self.stream_options is not None and not self.stream:
+        """Raises: `InvalidField` when fields contradict each other, `UnsupportedField` when we don't combine them."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise UnsupportedField("'prompt_logprobs' is not supported with 'stream'", param="prompt_logprobs")
+        if self.stream_options is None:
+            return
+        if not self.stream:
             raise InvalidField("'stream_options' needs 'stream' to be true", param="stream_options")
+        for name in ("include_obfuscation", "continuous_usage_stats"):
+            if getattr(self.stream_options, name):
+                param = f"stream_options.{name}"
+                raise UnsupportedField(f"'{param}' is not supported; leave it out", param=param)
 
 
 def sampling_params(
@@ -171,4 +193,5 @@ def _resolved(fields: SamplingFields, *, max_tokens: int) -> SamplingParams:
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         num_top_logprobs=fields.num_top_logprobs,
+        num_prompt_logprobs=fields.num_prompt_logprobs,
     )
