@@ -28,6 +28,7 @@ class DecodeSide:
     """Pages and tail slots are of each data parallel rank."""
     num_dp_ranks: int = 1
     sharding: KvSharding = ONE_RANK
+    draft_layout: KvLayout | None = None
     limits: ReceiverLimits = field(default_factory=ReceiverLimits)
     fabric: ScriptedFabric = field(default_factory=ScriptedFabric)
     sent: list[tuple[Incarnation, Message]] = field(default_factory=list[tuple[Incarnation, Message]])
@@ -45,10 +46,12 @@ class DecodeSide:
         self.receiver = Receiver(
             incarnation=DECODE,
             sharding=self.sharding,
+            draft_layout=self.draft_layout,
             destinations=[
                 Destination(
                     pool=pool,
                     kv_regions=tuple(next(region_ids) for _ in range(self.sharding.num_ranks)),
+                    draft_kv_region=None if self.draft_layout is None else next(region_ids),
                     tail_region=next(region_ids),
                     num_tail_slots=self.num_tail_slots,
                 )

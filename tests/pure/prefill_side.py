@@ -15,13 +15,14 @@ from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.scheduler import Scheduler
 from pdserve.transfer.sender import Sender
-from pdserve.transfer.source import Source
+from pdserve.transfer.source import DraftSource, Source
 from pdserve.wire.peer import PROTOCOL_VERSION, Cancel, Grant, Message, PeerHello, RankRegions
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=2, page_slots=4, dtype="float32")
 ONE_RANK = KvSharding(layout=LAYOUT)
 TAIL_BYTES = 64
 CHUNK_TOKENS = 6
+DRAFT_REGION = RegionId(99)
 DECODE = Incarnation(1)
 """The peer that is connected from the start."""
 PREFILL = Incarnation(2)
@@ -32,7 +33,13 @@ def region(key: int, *, num_bytes: int = REGION_BYTES) -> RegionDescriptor:
     return RegionDescriptor(num_bytes=num_bytes, nics=(0,), slices=(whole,))
 
 
-def hello_of(incarnation: Incarnation, *, sharding: KvSharding = ONE_RANK, num_dp_ranks: int = 1) -> PeerHello:
+def hello_of(
+    incarnation: Incarnation,
+    *,
+    sharding: KvSharding = ONE_RANK,
+    draft_layout: KvLayout | None = None,
+    num_dp_ranks: int = 1,
+) -> PeerHello:
     """A decode worker's."""
     keys = count(100 * incarnation)
     return PeerHello(
@@ -41,6 +48,7 @@ def hello_of(incarnation: Incarnation, *, sharding: KvSharding = ONE_RANK, num_d
         incarnation=incarnation,
         model_fingerprint="toy",
         sharding=sharding,
+        draft_layout=draft_layout,
         num_pages=32,
         tail_slot_bytes=TAIL_BYTES,
         heartbeat_s=1.0,
@@ -48,7 +56,11 @@ def hello_of(incarnation: Incarnation, *, sharding: KvSharding = ONE_RANK, num_d
         fabric_provider="scripted",
         fabric_address=b"",
         regions=tuple(
-            RankRegions(kv=tuple(region(next(keys)) for _ in range(sharding.num_ranks)), tail=region(next(keys)))
+            RankRegions(
+                kv=tuple(region(next(keys)) for _ in range(sharding.num_ranks)),
+                draft_kv=None if draft_layout is None else region(next(keys)),
+                tail=region(next(keys)),
+            )
             for _ in range(num_dp_ranks)
         ),
     )
@@ -60,6 +72,7 @@ class PrefillSide:
     num_tail_slots: int = 4
     max_waiting: int = 8
     sharding: KvSharding = ONE_RANK
+    draft_layout: KvLayout | None = None
     fabric: ScriptedFabric = field(default_factory=ScriptedFabric)
     sent: list[tuple[Incarnation, Message]] = field(default_factory=list[tuple[Incarnation, Message]])
     dropped: list[Incarnation] = field(default_factory=list[Incarnation])
@@ -88,6 +101,7 @@ class PrefillSide:
                 sharding=self.sharding,
                 num_pages=self.num_pages,
                 kv_regions=tuple(map(RegionId, range(self.sharding.num_ranks))),
+                draft=None if self.draft_layout is None else DraftSource(layout=self.draft_layout, region=DRAFT_REGION),
                 tail_region=RegionId(self.sharding.num_ranks),
                 tail_slot_bytes=TAIL_BYTES,
             ),
@@ -116,7 +130,9 @@ class PrefillSide:
 
     def join(self, peer: Incarnation, *, sharding: KvSharding = ONE_RANK, num_dp_ranks: int = 1) -> None:
         """`sharding` is the peer's."""
-        self.sender.peer_joined(hello_of(peer, sharding=sharding, num_dp_ranks=num_dp_ranks))
+        self.sender.peer_joined(
+            hello_of(peer, sharding=sharding, draft_layout=self.draft_layout, num_dp_ranks=num_dp_ranks)
+        )
 
     def grant(
         self,

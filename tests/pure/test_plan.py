@@ -3,13 +3,14 @@ pages a chunk completes, against one that walks over single tokens."""
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.pure.shardings import SMALL_PAIRS, heads_held, large_pairs, rank_counts, sharding
 
 from pdserve.ids import HandoffId
@@ -17,6 +18,7 @@ from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.plan import (
     RankPair,
+    draft_pages_completed,
     num_rank_pairs,
     num_writes,
     pages_completed,
@@ -229,13 +231,27 @@ def test_pages_completed_by_a_chunk_equal_a_walk_over_its_tokens(
     assert list(completed) == pages_by_walking(start=start, stop=stop, is_last=is_last, page_slots=page_slots)
 
 
-@given(handoffs())
-def test_pages_over_any_chunk_cuts_are_written_exactly_once(handoff: tuple[int, int, int, list[int]]) -> None:
+@given(st.integers(1, 20), st.integers(0, 100), st.integers(1, 100))
+def test_draft_pages_completed_by_a_chunk_have_the_token_after_them_in_it(
+    page_slots: int, start: int, num_tokens: int
+) -> None:
+    stop = start + num_tokens
+    completed = draft_pages_completed(start=start, stop=stop, is_last=False, page_slots=page_slots)
+    assert list(completed) == [
+        (token - 1) // page_slots for token in range(start, stop) if token > 0 and token % page_slots == 0
+    ]
+
+
+@pytest.mark.parametrize("completed_by", [pages_completed, draft_pages_completed])
+@given(handoff=handoffs())
+def test_pages_over_any_chunk_cuts_are_written_exactly_once(
+    completed_by: Callable[..., range], handoff: tuple[int, int, int, list[int]]
+) -> None:
     page_slots, num_held, num_prompt, cuts = handoff
     written = [
         position
         for start, stop in pairwise(cuts)
-        for position in pages_completed(start=start, stop=stop, is_last=stop == num_prompt - 1, page_slots=page_slots)
+        for position in completed_by(start=start, stop=stop, is_last=stop == num_prompt - 1, page_slots=page_slots)
         if position >= num_held // page_slots
     ]
     wanted = pages_to_write(num_held_tokens=num_held, num_prompt_tokens=num_prompt, page_slots=page_slots)
@@ -257,6 +273,11 @@ def test_num_writes_counts_each_page_in_each_layer_and_pair_and_the_tail(
     writes = list(product(range(num_layers), pages, pairs))
     counted = num_writes(source, target, num_held_tokens=num_held, num_prompt_tokens=num_prompt)
     assert counted == len(writes) + 1
+    draft_layout = replace(layout, num_layers=draw.draw(st.integers(1, 4)))
+    with_drafter = num_writes(
+        source, target, num_held_tokens=num_held, num_prompt_tokens=num_prompt, draft_layout=draft_layout
+    )
+    assert with_drafter == counted + len(pages) * draft_layout.num_layers
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """The decode side over tensor and data parallel ranks: what is counted, and whose pages and outcomes are whose."""
 
 import pytest
+from msgspec.structs import replace
 from tests.pure.decode_side import LAYOUT, PREFILL, DecodeSide
 
 from pdserve.errors import CapacityError, FabricError, PeerLost
 from pdserve.fabric.port import Fenced
 from pdserve.ids import Incarnation
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, ReceiverLimits
 
@@ -60,9 +62,28 @@ def test_exposed_regions_are_those_of_every_rank_under_keys_of_their_own() -> No
     assert len(set(exposures)) == len(exposures) == 2 * 2 * (4 + 1)
 
 
+def test_drafters_cache_is_counted_once_whatever_the_ranks_and_exposed_and_fenced_with_the_rest() -> None:
+    draft_layout = replace(LAYOUT, num_layers=3, num_kv_heads=1)
+    side = DecodeSide(sharding=ranks(4), draft_layout=draft_layout)
+    grant = side.open(num_tokens=10)
+    assert side.fabric.expected[grant.immediate].num_writes == 3 * (LAYOUT.num_layers * 4 + 3) + 1
+    assert len(side.exposures(PREFILL)) == 4 + 1 + 1
+    side.receiver.peer_lost(PREFILL)
+    assert side.fabric.fenced == side.exposures(PREFILL)
+    *early, last = side.exposures(PREFILL)
+    for exposure in early:
+        side.receiver.on_fabric_event(Fenced(exposure=exposure), now_ns=0)
+    assert not side.is_whole()
+    side.receiver.on_fabric_event(Fenced(exposure=last), now_ns=0)
+    assert side.is_whole()
+
+
+@pytest.mark.parametrize("draft_layout", [None, LAYOUT])
 @pytest.mark.parametrize("num_exposable", range(6))
-def test_regions_that_can_not_all_be_exposed_are_fenced_again(num_exposable: int) -> None:
-    side = DecodeSide(num_dp_ranks=2, sharding=ranks(2))
+def test_regions_that_can_not_all_be_exposed_are_fenced_again(
+    num_exposable: int, draft_layout: KvLayout | None
+) -> None:
+    side = DecodeSide(num_dp_ranks=2, sharding=ranks(2), draft_layout=draft_layout)
     num_before = len(side.fabric.exposed)
     side.fabric.max_exposures = num_before + num_exposable
     with pytest.raises(FabricError, match="no key for region"):

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.pure.prefill_side import DECODE, LAYOUT, PREFILL, TAIL_BYTES, PrefillSide, hello_of
+from tests.pure.prefill_side import DECODE, DRAFT_REGION, LAYOUT, PREFILL, TAIL_BYTES, PrefillSide, hello_of
 
 from pdserve.errors import CapacityError, InternalError, RemoteProtocolError
 from pdserve.fabric.port import PagePush, PushOutcome, SingleWrite
 from pdserve.ids import HandoffId, Incarnation, TailSlot
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import ticks_per_pass
 from pdserve.transfer.destination import exposures_of
@@ -129,6 +130,73 @@ def test_arm_of_a_chunk_inside_a_page_pushes_nothing(side: PrefillSide) -> None:
     side.granted(2, num_tokens=9)  # gets the 3 tokens that the batch has left
     side.start_pass()
     assert {push.immediate for push in side.fabric.armed.values()} == {1 << 12}
+
+
+# A drafter's cache
+
+DRAFT_LAYOUT = KvLayout(num_layers=3, num_kv_heads=1, head_dim=2, page_slots=LAYOUT.page_slots, dtype="float32")
+TICKS = ticks_per_pass(LAYOUT.num_layers + DRAFT_LAYOUT.num_layers)
+
+
+def split(pushes: list[PagePush]) -> tuple[list[PagePush], list[PagePush]]:
+    """Those of the model's KV, and those of the drafter's."""
+    ours = [push for push in pushes if push.source != DRAFT_REGION]
+    return ours, [push for push in pushes if push.source == DRAFT_REGION]
+
+
+def test_arm_with_a_drafter_pushes_its_pages_after_the_layers_of_the_model() -> None:
+    side = PrefillSide(draft_layout=DRAFT_LAYOUT)
+    side.granted(num_tokens=12)
+    batch = side.start_pass()  # tokens [0, 6)
+    (ours,), (draft,) = split(side.armed_pages())
+    assert (ours.first_tick, draft.first_tick) == (0, LAYOUT.num_layers)
+    assert draft.source_pages.tolist() == [batch.chunks[0].page_indices[0]]
+    assert (draft.num_layers, draft.run_bytes) == (DRAFT_LAYOUT.num_layers, DRAFT_LAYOUT.page_bytes)
+    assert draft.target_layer_bytes == DRAFT_LAYOUT.layer_bytes(32)
+    side.end_pass()
+    side.all_pushes_end()
+    side.start_pass()  # tokens [6, 11), and the tail after them
+    (ours,), (draft,) = split(side.armed_pages())
+    assert (ours.first_tick, draft.first_tick) == (TICKS, TICKS + LAYOUT.num_layers)
+    assert draft.target_pages.tolist() == ours.target_pages.tolist() == [21, 22]
+    (tail,) = (push for push in side.fabric.armed.values() if isinstance(push, SingleWrite))
+    assert tail.tick == 2 * TICKS
+
+
+def test_arm_of_a_chunk_that_ends_with_a_page_leaves_the_drafters_page_to_the_next_chunk() -> None:
+    """A head computes the page's last slot from the token after it."""
+    side = PrefillSide(draft_layout=DRAFT_LAYOUT)
+    side.granted(1, num_tokens=3)
+    side.granted(2, num_tokens=10)  # tokens [0, 4) and [4, 9)
+    side.start_pass()
+    of_second = [push for push in side.armed_pages() if push.immediate == 2 << 12]
+    assert [push.source for push in of_second] != [DRAFT_REGION]
+    assert len(of_second) == 1
+    side.end_pass()
+    side.all_pushes_end()
+    side.start_pass()
+    (ours,), (draft,) = split(side.armed_pages())
+    assert ours.target_pages.tolist() == [21, 22]
+    assert draft.target_pages.tolist() == [20, 21, 22]
+
+
+def test_flush_covers_the_drafters_region() -> None:
+    side = PrefillSide(draft_layout=DRAFT_LAYOUT)
+    grant = side.granted()
+    side.cancelled(grant)
+    (targets,) = side.fabric.flushes.values()
+    assert len(targets) == 3
+
+
+def test_layers_of_the_drafter_are_counted_after_those_of_the_model_in_what_was_pushed() -> None:
+    side = PrefillSide(draft_layout=DRAFT_LAYOUT)
+    side.granted(num_tokens=3)
+    side.run_pass()
+    push_ids = list(side.fabric.armed)
+    for push_id in push_ids:
+        side.sender.on_push_ended(side.fabric.push_ends(push_id), now_ns=0)
+    found = [(pushed.is_tail, pushed.first_layer, len(pushed.layers)) for pushed in side.sender.take_pushed()]
+    assert found == [(False, 0, 2), (False, 2, 3), (True, 5, 1)]
 
 
 # Several ranks

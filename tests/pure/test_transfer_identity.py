@@ -1,5 +1,7 @@
 """What two workers compare when they meet: everything but the number of ranks, which must only divide the heads."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 from tests.pure.prefill_side import LAYOUT, ONE_RANK, TAIL_BYTES, hello_of
@@ -79,6 +81,23 @@ def test_number_of_ranks_that_divides_no_heads_is_a_difference(num_ranks: int) -
 )
 def test_first_difference_is_named_with_both_values(theirs: PeerHello, expected: tuple[str, str, str]) -> None:
     assert difference_from(ours(), theirs) == expected
+
+
+@pytest.mark.parametrize("theirs", [None, replace(LAYOUT, num_layers=3)])
+def test_other_drafter_is_a_difference_that_says_how_to_start_both(theirs: KvLayout | None) -> None:
+    """Its weights make another fingerprint too, which would say less."""
+    identity = dataclasses.replace(ours(), draft_layout=LAYOUT)
+    found = difference_from(identity, replace(THEIRS, draft_layout=theirs, model_fingerprint="other"))
+    assert found is not None
+    field, our_value, their_value = found
+    assert (field, our_value) == ("draft_layout", str(LAYOUT))
+    assert their_value.startswith("no drafter" if theirs is None else str(theirs))
+    assert their_value.endswith("start both workers with the same model and the same --speculate")
+
+
+def test_same_drafter_is_no_difference() -> None:
+    identity = dataclasses.replace(ours(), draft_layout=LAYOUT)
+    assert difference_from(identity, replace(THEIRS, draft_layout=LAYOUT)) is None
 
 
 def test_layout_is_compared_before_the_number_of_ranks_that_must_divide_its_heads() -> None:

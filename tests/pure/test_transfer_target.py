@@ -8,6 +8,7 @@ from tests.pure.scripted_fabric import REGION_BYTES, ScriptedFabric
 from pdserve.errors import FabricError, RemoteProtocolError
 from pdserve.fabric.port import RegionDescriptor
 from pdserve.ids import Incarnation
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.target import attach_targets
 from pdserve.wire.peer import PeerHello
@@ -63,6 +64,32 @@ def test_hello_without_enough_regions_is_a_protocol_error(
 def test_hello_with_a_region_that_just_holds_its_pages_is_accepted(fabric: ScriptedFabric) -> None:
     hello = with_kv(region(1), region(2, num_bytes=TWO_RANKS.rank_layout.region_bytes(HELLO.num_pages)))
     assert len(attach_targets(fabric, hello, tail_slot_bytes=TAIL_BYTES)) == 2
+
+
+def test_drafters_region_is_attached_with_the_others(fabric: ScriptedFabric) -> None:
+    hello = hello_of(OTHER, draft_layout=LAYOUT, num_dp_ranks=2)
+    targets = attach_targets(fabric, hello, tail_slot_bytes=TAIL_BYTES)
+    attached = [[fabric.attached[region_id] for region_id in target.regions] for target in targets]
+    assert attached == [[*regions.kv, regions.draft_kv, regions.tail] for regions in hello.regions]
+
+
+@pytest.mark.parametrize(
+    ("layout", "offered", "problem"),
+    [
+        (LAYOUT, None, "a drafter's layout and its KV region are offered together"),
+        (None, region(1), "a drafter's layout and its KV region are offered together"),
+        (LAYOUT, region(1, num_bytes=8191), "32 pages do not fit the offered 8191 bytes"),
+    ],
+)
+def test_hello_without_a_usable_region_for_the_drafter_is_a_protocol_error(
+    fabric: ScriptedFabric, layout: KvLayout | None, offered: RegionDescriptor | None, problem: str
+) -> None:
+    assert LAYOUT.region_bytes(HELLO.num_pages) == 8192
+    (regions,) = hello_of(OTHER).regions
+    hello = replace(hello_of(OTHER), draft_layout=layout, regions=(replace(regions, draft_kv=offered),))
+    with pytest.raises(RemoteProtocolError, match=problem):
+        attach_targets(fabric, hello, tail_slot_bytes=TAIL_BYTES)
+    assert not fabric.attached
 
 
 @pytest.mark.parametrize("place", ["kv", "tail"])

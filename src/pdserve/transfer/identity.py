@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pdserve.errors import LayoutMismatch
 from pdserve.ids import Incarnation, WorkerId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.wire.peer import Message, PeerHello
 
@@ -17,8 +18,13 @@ class Identity:
     incarnation: Incarnation
     model_fingerprint: str
     sharding: KvSharding
+    draft_layout: KvLayout | None = None
+    """Of the drafter's cache, where there is one."""
     num_pages: int
     tail_slot_bytes: int
+
+
+SAME_DRAFTER = "start both workers with the same model and the same --speculate"
 
 
 class Outbox(Protocol):
@@ -32,13 +38,12 @@ def difference(ours: Identity, theirs: PeerHello, *, protocol_version: int) -> t
 
     The number of ranks may differ, as long as it divides the heads.
     """
-    pairs = [
-        ("protocol_version", protocol_version, theirs.protocol_version),
-        ("model_fingerprint", ours.model_fingerprint, theirs.model_fingerprint),
-    ]
-    for field, our_value, their_value in pairs:
-        if our_value != their_value:
-            return field, str(our_value), str(their_value)
+    if protocol_version != theirs.protocol_version:
+        return "protocol_version", str(protocol_version), str(theirs.protocol_version)
+    if ours.draft_layout != theirs.draft_layout:  # the fingerprints differ too then, and say less
+        return "draft_layout", _drafter(ours.draft_layout), f"{_drafter(theirs.draft_layout)}; {SAME_DRAFTER}"
+    if ours.model_fingerprint != theirs.model_fingerprint:
+        return "model_fingerprint", ours.model_fingerprint, theirs.model_fingerprint
     try:
         ours.sharding.layout.require_equal(theirs.sharding.layout, peer=theirs.worker_id)
     except LayoutMismatch as mismatch:
@@ -48,3 +53,7 @@ def difference(ours: Identity, theirs: PeerHello, *, protocol_version: int) -> t
     if ours.tail_slot_bytes != theirs.tail_slot_bytes:
         return "tail_slot_bytes", str(ours.tail_slot_bytes), str(theirs.tail_slot_bytes)
     return None
+
+
+def _drafter(layout: KvLayout | None) -> str:
+    return "no drafter" if layout is None else str(layout)

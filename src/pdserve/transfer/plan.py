@@ -11,6 +11,7 @@ from the handoff id, so that all of them send.
 from dataclasses import dataclass
 
 from pdserve.ids import HandoffId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.units import div_ceil, div_exact
 
@@ -69,6 +70,16 @@ def pages_completed(*, start: int, stop: int, is_last: bool, page_slots: int) ->
     return range(start // page_slots, div_ceil(stop, page_slots) if is_last else stop // page_slots)
 
 
+def draft_pages_completed(*, start: int, stop: int, is_last: bool, page_slots: int) -> range:
+    """The same in a drafter's cache, which lags by a token: a head computes a slot from the token after it.
+
+    The slot after the last chunk stays empty: the decode worker fills it, with the hidden state in the tail.
+    """
+    return range(
+        max(start - 1, 0) // page_slots, div_ceil(stop, page_slots) if is_last else max(stop - 1, 0) // page_slots
+    )
+
+
 def pages_to_write(*, num_held_tokens: int, num_prompt_tokens: int, page_slots: int) -> range:
     """Positions of all pages of a handoff: of tokens `[num_held_tokens, num_prompt_tokens - 1)`.
 
@@ -78,13 +89,22 @@ def pages_to_write(*, num_held_tokens: int, num_prompt_tokens: int, page_slots: 
     return range(first, div_ceil(num_prompt_tokens - 1, page_slots))
 
 
-def num_writes(source: KvSharding, target: KvSharding, *, num_held_tokens: int, num_prompt_tokens: int) -> int:
-    """Writes of a whole handoff: each page in each layer for each pair of ranks, and the tail."""
+def num_writes(
+    source: KvSharding,
+    target: KvSharding,
+    *,
+    num_held_tokens: int,
+    num_prompt_tokens: int,
+    draft_layout: KvLayout | None = None,
+) -> int:
+    """Writes of a whole handoff: each page in each layer for each pair of ranks, once in each layer of the drafter's
+    cache, which is whole on rank 0 of both sides, and the tail."""
     layout = target.layout
     pages = pages_to_write(
         num_held_tokens=num_held_tokens, num_prompt_tokens=num_prompt_tokens, page_slots=layout.page_slots
     )
-    return len(pages) * layout.num_layers * num_rank_pairs(source, target) + 1
+    num_draft_layers = draft_layout.num_layers if draft_layout is not None else 0
+    return len(pages) * (layout.num_layers * num_rank_pairs(source, target) + num_draft_layers) + 1
 
 
 def _sets_with(sharding: KvSharding, heads: range) -> range:

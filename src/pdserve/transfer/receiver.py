@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pdserve.errors import CapacityError, FabricError, HandoffError, HandoffTimeout, InternalError, PeerLost
 from pdserve.fabric.port import ExpectationExpired, Fabric, Fenced, Landed, RegionDescriptor
 from pdserve.ids import HandoffId, Immediate, Incarnation, PageIndex, RequestId, TailSlot, WorkerId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.destination import Destination, exposures_of
 from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
@@ -89,6 +90,7 @@ class Receiver:
         *,
         incarnation: Incarnation,
         sharding: KvSharding,
+        draft_layout: KvLayout | None = None,
         destinations: Sequence[Destination],
         fabric: Fabric,
         outbox: Outbox,
@@ -101,6 +103,7 @@ class Receiver:
         """
         self._incarnation = incarnation
         self._sharding = sharding
+        self._draft_layout = draft_layout
         self._destinations = tuple(destinations)
         self._fabric = fabric
         self._outbox = outbox
@@ -193,7 +196,13 @@ class Receiver:
         handoff = self._take(request_id, session, dp_rank, num_pages=len(positions), now_ns=now_ns)
         self._fabric.expect(
             handoff.immediate,
-            num_writes(session.sharding, self._sharding, num_held_tokens=0, num_prompt_tokens=len(token_ids)),
+            num_writes(
+                session.sharding,
+                self._sharding,
+                num_held_tokens=0,
+                num_prompt_tokens=len(token_ids),
+                draft_layout=self._draft_layout,
+            ),
             deadline_ns=now_ns + seconds_to_ns(timeout_s),
             record_arrivals=traced,
         )

@@ -27,7 +27,7 @@ from pdserve.layer_counter import first_tick, ticks_per_pass
 from pdserve.transfer.grant import contradiction
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
 from pdserve.transfer.identity import Outbox
-from pdserve.transfer.plan import RankPair, pages_completed, rank_pairs
+from pdserve.transfer.plan import RankPair, draft_pages_completed, pages_completed, rank_pairs
 from pdserve.transfer.source import Source
 from pdserve.transfer.target import Target, attach_targets
 from pdserve.units import seconds_to_ns
@@ -48,6 +48,8 @@ class PushedLayers:
 
     grant: Grant
     is_tail: bool
+    first_layer: int
+    """As the layer counter counts: the model's layers, then the drafter's."""
     layer_bytes: int
     """Written for each layer."""
     layers: tuple[LayerTimes, ...]
@@ -186,12 +188,15 @@ class Sender:
         if handoff.state not in (SenderState.QUEUED, SenderState.PUSHING):
             return
         self._apply(handoff, SenderEvent.ARM if tail_slot is None else SenderEvent.SEAL)
-        layout = self._source.sharding.layout
-        tick = first_tick(pass_index=pass_index, num_layers=layout.num_layers)
-        positions = pages_completed(start=start, stop=stop, is_last=tail_slot is not None, page_slots=layout.page_slots)
-        self._arm_pages(handoff, positions, page_indices, tick=tick)
+        layout, num_layers = self._source.sharding.layout, self._source.num_counted_layers
+        tick = first_tick(pass_index=pass_index, num_layers=num_layers)
+        is_last = tail_slot is not None
+        whole = pages_completed(start=start, stop=stop, is_last=is_last, page_slots=layout.page_slots)
+        self._arm_pages(handoff, whole, page_indices, tick=tick)
+        whole = draft_pages_completed(start=start, stop=stop, is_last=is_last, page_slots=layout.page_slots)
+        self._arm_draft_pages(handoff, whole, page_indices, tick=tick + layout.num_layers)
         if tail_slot is not None:
-            self._arm_tail(handoff, tail_slot, tick=tick + ticks_per_pass(layout.num_layers))
+            self._arm_tail(handoff, tail_slot, tick=tick + ticks_per_pass(num_layers))
 
     def pass_ended(self, key: HandoffKey, *, now_ns: int) -> None:
         """The pass of the last `arm` is over. Every pass that was armed is reported."""
@@ -230,7 +235,7 @@ class Sender:
         if handoff is None:
             return None
         push = handoff.outstanding.pop(event.push_id)
-        self._pushed.append(_pushed(handoff.grant, push, event))
+        self._pushed.append(self._times_of(handoff.grant, push, event))
         must_withdraw = event.outcome is PushOutcome.FAILED and self._stop(
             handoff, SenderEvent.PUSH_FAILED, f"a write failed with errno {event.errno}"
         )
@@ -291,22 +296,44 @@ class Sender:
             raise RemoteProtocolError(f"grant {grant.handoff_id} is malformed: {problem}", peer=session.worker_id)
 
     def _arm_pages(self, handoff: _Handoff, positions: range, page_indices: tuple[int, ...], *, tick: int) -> None:
-        grant = handoff.grant
-        held_pages = grant.num_held_tokens // self._source.sharding.layout.page_slots
-        start, stop = max(positions.start, held_pages), positions.stop
-        if start >= stop:
+        source_pages, target_pages = self._pages_at(positions, handoff.grant, page_indices)
+        if not source_pages:
             return
         pushes = self._source.page_pushes(
             handoff.target,
             handoff.pairs,
             push_ids=self._push_ids,
-            immediate=grant.immediate,
-            source_pages=page_indices[start:stop],
-            target_pages=grant.page_indices[start - held_pages : stop - held_pages],
+            immediate=handoff.grant.immediate,
+            source_pages=source_pages,
+            target_pages=target_pages,
             first_tick=tick,
         )
         for push in pushes:
             self._submit(handoff, push)
+
+    def _arm_draft_pages(
+        self, handoff: _Handoff, positions: range, page_indices: tuple[int, ...], *, tick: int
+    ) -> None:
+        source_pages, target_pages = self._pages_at(positions, handoff.grant, page_indices)
+        if not source_pages or self._source.draft is None:
+            return
+        push = self._source.draft_push(
+            handoff.target,
+            push_id=next(self._push_ids),
+            immediate=handoff.grant.immediate,
+            source_pages=source_pages,
+            target_pages=target_pages,
+            first_tick=tick,
+        )
+        self._submit(handoff, push)
+
+    def _pages_at(
+        self, positions: range, grant: Grant, page_indices: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sequence's pages at `positions`, ours and the granted ones, without those that the far side holds."""
+        held_pages = grant.num_held_tokens // self._source.sharding.layout.page_slots
+        start, stop = max(positions.start, held_pages), max(positions.stop, held_pages)
+        return page_indices[start:stop], grant.page_indices[start - held_pages : stop - held_pages]
 
     def _arm_tail(self, handoff: _Handoff, tail_slot: TailSlot, *, tick: int) -> None:
         tail = self._source.tail_write(
@@ -349,7 +376,7 @@ class Sender:
         self._next_flush_id += 1
         self._flushes[flush_id] = (session, handoff_id)
         deadline_ns = now_ns + seconds_to_ns(FLUSH_TIMEOUT_S)
-        regions = tuple(region for target in session.targets for region in (*target.kv, target.tail))
+        regions = tuple(region for target in session.targets for region in target.regions)
         self._fabric.flush(flush_id, session.peer_id, regions, deadline_ns=deadline_ns)
 
     def _apply(self, handoff: _Handoff, event: SenderEvent) -> bool:
@@ -363,13 +390,18 @@ class Sender:
             handoff.session.handoffs.discard(handoff.key[1])
         return True
 
-
-def _pushed(grant: Grant, push: PagePush | SingleWrite, event: PushEnded) -> PushedLayers:
-    match push:
-        case PagePush():
-            layer_bytes = len(push.source_pages) * push.run_bytes
-        case SingleWrite():
-            layer_bytes = push.num_bytes
-    return PushedLayers(
-        grant=grant, is_tail=isinstance(push, SingleWrite), layer_bytes=layer_bytes, layers=event.layers
-    )
+    def _times_of(self, grant: Grant, push: PagePush | SingleWrite, event: PushEnded) -> PushedLayers:
+        num_layers = self._source.num_counted_layers
+        match push:
+            case PagePush():
+                layer_bytes = len(push.source_pages) * push.run_bytes
+                first_layer = push.first_tick % ticks_per_pass(num_layers)
+            case SingleWrite():
+                layer_bytes, first_layer = push.num_bytes, num_layers
+        return PushedLayers(
+            grant=grant,
+            is_tail=isinstance(push, SingleWrite),
+            first_layer=first_layer,
+            layer_bytes=layer_bytes,
+            layers=event.layers,
+        )

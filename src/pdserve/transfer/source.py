@@ -5,11 +5,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pdserve.errors import InternalError
 from pdserve.fabric.port import PagePush, PushId, RegionId, SingleWrite
 from pdserve.ids import Immediate, TailSlot
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.plan import RankPair
 from pdserve.transfer.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """The cache of a drafter: whole, on rank 0, with pages of the same indices."""
+
+    layout: KvLayout
+    region: RegionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +30,14 @@ class Source:
     num_pages: int
     kv_regions: tuple[RegionId, ...]
     """By rank."""
+    draft: DraftSource | None = None
     tail_region: RegionId
     tail_slot_bytes: int
+
+    @property
+    def num_counted_layers(self) -> int:
+        """Layers that tick in each pass: the model's, then the drafter's."""
+        return self.sharding.layout.num_layers + (self.draft.layout.num_layers if self.draft is not None else 0)
 
     def page_pushes(
         self,
@@ -56,6 +72,39 @@ class Source:
                 target_offset=pair.target_offset,
                 first_tick=first_tick,
             )
+
+    def draft_push(
+        self,
+        target: Target,
+        *,
+        push_id: PushId,
+        immediate: Immediate,
+        source_pages: tuple[int, ...],
+        target_pages: tuple[int, ...],
+        first_tick: int,
+    ) -> PagePush:
+        """Pages of the drafter's cache, whole from rank 0 to rank 0. Requires: both sides have one."""
+        if self.draft is None or target.draft_kv is None:
+            raise InternalError("a drafter's KV is pushed between workers that have no such drafter")
+        layout = self.draft.layout
+        return PagePush(
+            push_id=push_id,
+            peer_id=target.peer_id,
+            source=self.draft.region,
+            target=target.draft_kv,
+            immediate=immediate,
+            source_pages=np.array(source_pages, np.uint32),
+            target_pages=np.array(target_pages, np.uint32),
+            num_layers=layout.num_layers,
+            run_bytes=layout.page_bytes,
+            source_page_bytes=layout.page_bytes,
+            target_page_bytes=layout.page_bytes,
+            source_layer_bytes=layout.layer_bytes(self.num_pages),
+            target_layer_bytes=layout.layer_bytes(target.num_pages),
+            source_offset=0,
+            target_offset=0,
+            first_tick=first_tick,
+        )
 
     def tail_write(
         self,

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from pdserve.errors import FabricError, RemoteProtocolError
-from pdserve.fabric.port import Fabric, FabricPeerId, RemoteRegionId
+from pdserve.fabric.port import Fabric, FabricPeerId, RegionDescriptor, RemoteRegionId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.wire.peer import PeerHello, RankRegions
 
@@ -17,8 +18,15 @@ class Target:
     num_pages: int
     kv: tuple[RemoteRegionId, ...]
     """By tensor parallel rank."""
+    draft_kv: RemoteRegionId | None = None
+    """Of rank 0, where the peer has a drafter with a cache."""
     tail: RemoteRegionId
     num_tail_slots: int
+
+    @property
+    def regions(self) -> tuple[RemoteRegionId, ...]:
+        """All of them."""
+        return (*self.kv, *(() if self.draft_kv is None else (self.draft_kv,)), self.tail)
 
 
 def attach_targets(fabric: Fabric, hello: PeerHello, *, tail_slot_bytes: int) -> tuple[Target, ...]:
@@ -39,6 +47,7 @@ def attach_targets(fabric: Fabric, hello: PeerHello, *, tail_slot_bytes: int) ->
                 sharding=hello.sharding,
                 num_pages=hello.num_pages,
                 kv=tuple(fabric.attach(peer_id, region) for region in regions.kv),
+                draft_kv=None if regions.draft_kv is None else fabric.attach(peer_id, regions.draft_kv),
                 tail=fabric.attach(peer_id, regions.tail),
                 num_tail_slots=regions.tail.num_bytes // tail_slot_bytes,
             )
@@ -54,8 +63,16 @@ def _check(hello: PeerHello, regions: RankRegions) -> None:
         raise RemoteProtocolError(
             f"{hello.sharding.num_ranks} ranks offer {len(regions.kv)} KV regions", peer=hello.worker_id
         )
-    smallest_bytes = min(region.num_bytes for region in regions.kv)
-    if smallest_bytes < hello.sharding.rank_layout.region_bytes(hello.num_pages):
+    if (regions.draft_kv is None) != (hello.draft_layout is None):
+        raise RemoteProtocolError("a drafter's layout and its KV region are offered together", peer=hello.worker_id)
+    for region in regions.kv:
+        _check_bytes(hello, region, hello.sharding.rank_layout)
+    if regions.draft_kv is not None and hello.draft_layout is not None:
+        _check_bytes(hello, regions.draft_kv, hello.draft_layout)
+
+
+def _check_bytes(hello: PeerHello, region: RegionDescriptor, layout: KvLayout) -> None:
+    if region.num_bytes < layout.region_bytes(hello.num_pages):
         raise RemoteProtocolError(
-            f"{hello.num_pages} pages do not fit the offered {smallest_bytes} bytes", peer=hello.worker_id
+            f"{hello.num_pages} pages do not fit the offered {region.num_bytes} bytes", peer=hello.worker_id
         )

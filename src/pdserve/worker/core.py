@@ -16,7 +16,7 @@ from pdserve.prefill.role import PrefillRole
 from pdserve.transfer.destination import Destination
 from pdserve.transfer.receiver import Receiver, ReceiverLimits
 from pdserve.transfer.sender import Sender
-from pdserve.transfer.source import Source
+from pdserve.transfer.source import DraftSource, Source
 from pdserve.wire.cluster import Failed, FailureKind, Generate, Load
 from pdserve.wire.peer import Message
 from pdserve.worker.rank_core import RankCore
@@ -128,6 +128,7 @@ def _sender(around: Surroundings) -> Sender:
             sharding=around.engine.sharding,
             num_pages=around.engine.num_pages,
             kv_regions=regions.kv,
+            draft=_draft_source(around),
             tail_region=regions.tail,
             tail_slot_bytes=around.engine.tail_slot_bytes,
         ),
@@ -137,12 +138,18 @@ def _sender(around: Surroundings) -> Sender:
     )
 
 
+def _draft_source(around: Surroundings) -> DraftSource | None:
+    layout, region = around.engine.draft_layout, around.regions[0].draft_kv
+    return None if layout is None or region is None else DraftSource(layout=layout, region=region)
+
+
 def _receiver(around: Surroundings, pools: list[PagePool]) -> Receiver:
     limits = ReceiverLimits()
     destinations = [
         Destination(
             pool=pool,
             kv_regions=regions.kv,
+            draft_kv_region=regions.draft_kv,
             tail_region=regions.tail,
             num_tail_slots=min(around.engine.num_tail_slots, limits.max_handoffs),
         )
@@ -151,6 +158,7 @@ def _receiver(around: Surroundings, pools: list[PagePool]) -> Receiver:
     return Receiver(
         incarnation=around.identity.incarnation,
         sharding=around.engine.sharding,
+        draft_layout=around.engine.draft_layout,
         destinations=destinations,
         fabric=around.fabric,
         outbox=around.outbox,

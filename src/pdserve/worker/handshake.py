@@ -31,6 +31,7 @@ def hello(
         incarnation=identity.incarnation,
         model_fingerprint=identity.model_fingerprint,
         sharding=identity.sharding,
+        draft_layout=identity.draft_layout,
         num_pages=identity.num_pages,
         tail_slot_bytes=identity.tail_slot_bytes,
         heartbeat_s=settings.heartbeat_s,

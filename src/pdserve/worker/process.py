@@ -15,6 +15,7 @@ from pdserve.clock import SystemClock
 from pdserve.config.cores import share_of_cpus
 from pdserve.config.device import Device
 from pdserve.config.role import Role
+from pdserve.config.speculation import Speculation
 from pdserve.config.worker import WorkerSettings
 from pdserve.engine.client import start_engine
 from pdserve.engine.port import Engine, EngineInfo, EngineSpec
@@ -96,9 +97,15 @@ def engine_specs(settings: WorkerSettings, placement: Placement) -> tuple[Engine
             cpus=share_of_cpus(placement.cpus, index=dp_rank, num_shares=settings.data_parallel_size),
             cuda_devices=cuda_devices_of(settings, dp_rank=dp_rank),
             tensor_parallel_size=settings.tensor_parallel_size,
+            speculation=speculation_of_engine(settings.speculation),
         )
         for dp_rank in range(settings.data_parallel_size)
     )
+
+
+def speculation_of_engine(speculation: Speculation | None) -> Speculation | None:
+    """What the engine has to know: nothing of guesses that need no model."""
+    return speculation if speculation is not None and speculation.needs_engine else None
 
 
 def cuda_devices_of(settings: WorkerSettings, *, dp_rank: int) -> tuple[int, ...]:
@@ -112,7 +119,7 @@ def cuda_devices_of(settings: WorkerSettings, *, dp_rank: int) -> tuple[int, ...
 
 
 def register_regions(fabric: Fabric, engines: tuple[Engine, ...], placement: Placement) -> tuple[EngineRegions, ...]:
-    """Each region with the NICs of its rank's group, by data parallel rank; a tail with those of tensor rank 0."""
+    """Each region with the NICs of its rank's group, by data parallel rank; tail and drafter's cache are rank 0's."""
     group_indices = iter(placement.group_indices)
     registered: list[EngineRegions] = []
     for engine in engines:
@@ -120,7 +127,14 @@ def register_regions(fabric: Fabric, engines: tuple[Engine, ...], placement: Pla
         kv = tuple(
             fabric.register(region, group_index=group) for region, group in zip(engine.kv_regions, groups, strict=True)
         )
-        registered.append(EngineRegions(kv=kv, tail=fabric.register(engine.tail_region, group_index=groups[0])))
+        draft_kv = engine.draft_kv_region
+        registered.append(
+            EngineRegions(
+                kv=kv,
+                draft_kv=None if draft_kv is None else fabric.register(draft_kv, group_index=groups[0]),
+                tail=fabric.register(engine.tail_region, group_index=groups[0]),
+            )
+        )
     return tuple(registered)
 
 
@@ -131,6 +145,7 @@ def new_identity(settings: WorkerSettings, info: EngineInfo) -> Identity:
         incarnation=Incarnation(secrets.randbits(63)),
         model_fingerprint=info.model_fingerprint,
         sharding=info.sharding,
+        draft_layout=info.draft_layout,
         num_pages=info.num_pages,
         tail_slot_bytes=info.tail_slot_bytes,
     )

@@ -19,6 +19,8 @@ class EngineRegions:
 
     kv: tuple[RegionId, ...]
     """By tensor parallel rank."""
+    draft_kv: RegionId | None = None
+    """Of rank 0, where the engine has a drafter with a cache."""
     tail: RegionId
 
 
