@@ -16,13 +16,14 @@ class AnswerText:
     """Text is held back while a character or a stop string may be incomplete, and with it the entries of its tokens.
 
     A stop string cuts the text off; of the entries, those stay whose token has text before the cut. A token without
-    text, as special ones are, stays with the character before it. Of more than `MAX_HELD_ENTRIES` the oldest go out as
-    if their text did.
+    text, as special ones are where they are skipped, stays with the character before it. Of more than
+    `MAX_HELD_ENTRIES` the oldest go out as if their text did.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...]) -> None:
-        self._special_token_ids = tokenizer.special_token_ids
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, *, stop: tuple[str, ...], skip_special_tokens: bool = True) -> None:
+        """`skip_special_tokens=False`: special tokens that are added are text like others."""
+        self._textless_token_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stops = StopMatcher(stop)
         self._num_decoded = 0
         """Characters of all tokens so far, as far as they are complete."""
@@ -37,7 +38,7 @@ class AnswerText:
         """True when a stop string is complete: the text ends before it, and nothing may be added."""
         if logprobs is not None:
             entry = TokenEntry(text_offset=self._num_decoded, logprobs=logprobs)
-            self._held.append((self._num_decoded - (token_id in self._special_token_ids), entry))
+            self._held.append((self._num_decoded - (token_id in self._textless_token_ids), entry))
         return self._release(self._detokenizer.add([token_id]), may_stop=may_stop)
 
     def finish(self, *, may_stop: bool) -> None:

@@ -1,25 +1,27 @@
-"""One request on its decode worker: what was asked, how far it is, and the text that may go out."""
+"""One request on its decode worker: what was asked, how far its prompt is, and the choices that answer it."""
 
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import msgspec
 
-from pdserve.decode.answer_text import AnswerText
-from pdserve.ids import HandoffId, RequestId, SequenceId
-from pdserve.sampling import SamplingParams, TokenLogprobs
+from pdserve.decode.choice import Choice, ChoicePhase
+from pdserve.decode.deltas import deltas_of_prompt
+from pdserve.ids import HandoffId, RequestId, SequenceId, TailSlot
+from pdserve.sampling import TokenLogprobs
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.units import seconds_to_ns
-from pdserve.wire.cluster import Delta, FinishReason, Generate, PrefillPlace
+from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Generate, PrefillPlace
 
 
 class Phase(Enum):
     PENDING = "pending"
-    """Waits for pages, or for a place in the schedule."""
+    """Waits for pages, or for places in the schedule."""
     HANDOFF = "handoff"
     """A prefill worker computes and pushes; not schedulable (H1)."""
     SCHEDULED = "scheduled"
-    """The scheduler has its sequence."""
+    """The scheduler has what computes its prompt, or answers."""
     ENDED = "ended"
 
 
@@ -28,6 +30,8 @@ class LocalReason(Enum):
 
     ROUTED = "routed"
     """The gateway chose so: colocated, or a prompt of one token."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """They are wanted, and a prefill worker has none to hand over."""
     NO_PREFILL_WORKER = "no_prefill_worker"
     """There is none, or the chosen one is not connected."""
     QUARANTINE = "quarantine"
@@ -46,32 +50,50 @@ class HandoffOutcome(Enum):
 
 
 class Request:
-    """The state that outlives a sequence's trips through handoff, schedule and preemption."""
+    """The state that outlives its sequences' trips through handoff, schedule and preemption."""
 
-    def __init__(self, generate: Generate, *, sequence_id: SequenceId, tokenizer: Tokenizer, now_ns: int) -> None:
+    def __init__(
+        self, generate: Generate, *, new_sequence_id: Callable[[], SequenceId], tokenizer: Tokenizer, now_ns: int
+    ) -> None:
         self.generate = generate
-        self.sequence_id = sequence_id
+        self.choices = tuple(
+            Choice(
+                index,
+                request_id=generate.request_id,
+                sequence_id=new_sequence_id(),
+                sampling=generate.sampling,
+                tokenizer=tokenizer,
+            )
+            for index in range(generate.num_choices)
+        )
         self.phase = Phase.PENDING
         self.handoff_id: HandoffId | None = None
+        self.tail_slot: TailSlot | None = None
+        """Ours: the hidden state that a drafter begins with."""
         self.deadline_ns = now_ns + seconds_to_ns(generate.timeout_s)
-        self.local_reason: LocalReason | None = None if generate.prefill is not None else LocalReason.ROUTED
+        self.local_reason: LocalReason | None = None
         self.arrival_ns = now_ns
         self.instants = RequestInstants().at(Instant.ACCEPTED, now_ns)
         self.arrivals_ns: tuple[int, ...] = ()
         """The instant of each write of the handoff, for a traced request."""
-        self.num_generated = 0
-        eos_token_ids = frozenset[int]() if generate.sampling.ignore_eos else tokenizer.eos_token_ids
-        self._end_token_ids = eos_token_ids.union(generate.sampling.stop_token_ids)
-        self._text = AnswerText(tokenizer, stop=generate.sampling.stop)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """What the engine is told: to it, whatever ends the answer is a stop token."""
-        return msgspec.structs.replace(self.generate.sampling, stop_token_ids=tuple(sorted(self._end_token_ids)))
+        self._num_prompt_logprobs_told = 0
+        self._has_told_place = False
 
     @property
     def request_id(self) -> RequestId:
         return self.generate.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.generate.prompt_token_ids)
+
+    @property
+    def waiting_choices(self) -> list[Choice]:
+        return [choice for choice in self.choices if choice.phase is ChoicePhase.WAITING]
+
+    @property
+    def is_answered(self) -> bool:
+        return all(choice.phase is ChoicePhase.DONE for choice in self.choices)
 
     @property
     def handoff_outcome(self) -> HandoffOutcome | None:
@@ -93,31 +115,21 @@ class Request:
         if instant not in self.instants.times_ns:
             self.instants = self.instants.at(instant, now_ns)
 
-    def accept(self, token_id: int, logprobs: TokenLogprobs | None = None) -> Delta:
-        """The delta of one sampled token, with the finish reason when it is the last one."""
-        sampling = self.generate.sampling
-        is_first = self.num_generated == 0
-        self.num_generated += 1
-        may_end = self.num_generated > sampling.min_tokens
-        reason = None
-        if may_end and token_id in self._end_token_ids:
-            reason = FinishReason.STOP
-            self._text.finish(may_stop=True)
-        elif self._text.add(token_id, logprobs, may_stop=may_end):
-            reason = FinishReason.STOP
-        elif self.num_generated >= sampling.max_tokens:
-            reason = FinishReason.LENGTH
-            self._text.finish(may_stop=may_end)
-        return self._delta(token_id, reason, is_first=is_first)
+    def tell(self, choice: Choice, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None) -> Delta:
+        """What goes out of the tokens that a choice got in one step."""
+        return self._with_place(choice.accept(token_ids, logprobs))
 
-    def _delta(self, token_id: int, reason: FinishReason | None, *, is_first: bool) -> Delta:
+    def tell_prompt(self, start: int, entries: Sequence[TokenLogprobs]) -> list[Delta]:
+        """What goes out of the logprobs of the prompt tokens from `start` on: each once, also when computed again."""
+        untold = entries[max(0, 1 + self._num_prompt_logprobs_told - start) :]
+        self._num_prompt_logprobs_told += len(untold)
+        deltas = deltas_of_prompt(self.request_id, untold, max_entries=MAX_GENERATED_ENTRIES)
+        return [self._with_place(delta) for delta in deltas]
+
+    def _with_place(self, delta: Delta) -> Delta:
+        """The first delta of a request says where its prompt was prefilled."""
+        if self._has_told_place:
+            return delta
+        self._has_told_place = True
         place = PrefillPlace.REMOTE if self.local_reason is None else PrefillPlace.LOCAL
-        text, entries = self._text.take()
-        return Delta(
-            request_id=self.request_id,
-            token_ids=(token_id,),
-            text=text,
-            entries=entries,
-            finish_reason=reason,
-            prefill=place if is_first else None,
-        )
+        return msgspec.structs.replace(delta, prefill=place)

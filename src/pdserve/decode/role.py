@@ -1,9 +1,11 @@
 """The decode role of one data parallel rank: every request from `Generate` to its one ending (rule H7). Sans-IO."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from pdserve.decode.choice import Choice, ChoicePhase
+from pdserve.decode.deltas import split_deltas
+from pdserve.decode.limits import DecodeLimits, why_impossible
 from pdserve.decode.request import LocalReason, Phase, Request
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, PageIndex, RequestId, SequenceId
@@ -21,34 +23,13 @@ from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Failed, FailureKi
 from pdserve.wire.peer import Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeLimits:
-    max_requests: int = 512
-    """Requests in any phase; one more is refused with 429."""
-    max_model_len: int
-    retry_after_s: float = 1.0
-    handoff_timeout_s: float = 120.0
-    """A handoff that has not landed by then is cancelled, and its prompt prefilled here: a prefill worker that is alive
-    but stuck must not use up the whole time of a request."""
-
-
-def split_deltas(deltas: Iterable[Delta], *, max_entries: int) -> list[tuple[Delta, ...]]:
-    """In order, in as few parts as there can be that have at most so many entries, or one delta alone."""
-    parts: list[list[Delta]] = []
-    num_entries = 0
-    for delta in deltas:
-        num_entries += len(delta.entries)
-        if not parts or num_entries > max_entries:
-            parts.append([])
-            num_entries = len(delta.entries)
-        parts[-1].append(delta)
-    return [tuple(part) for part in parts]
-
-
 class DecodeRole:
     """Threads: one. Messages for the gateway are taken with `take_messages`, ended requests with `take_ended`.
 
     Ownership of a request's pages: nobody's while PENDING, the receiver's in HANDOFF, the scheduler's while SCHEDULED.
+
+    A prompt is computed once, as that of choice 0; the other choices are forked from its pages when these hold the
+    prompt: at the landing, or else with the first token. A prompt of one token leaves nothing to share.
     """
 
     def __init__(
@@ -64,11 +45,14 @@ class DecodeRole:
         new_sequence_id: Callable[[], SequenceId],
         limits: DecodeLimits,
         needs_prefill_worker: bool = False,
+        keeps_tails: bool = False,
         on_prefilled: Callable[[Request, tuple[PageIndex, ...]], None] | None = None,
     ) -> None:
         """`receiver` is the worker's; `scheduler` and `pool` are of data parallel rank `dp_rank`.
 
         `needs_prefill_worker`: prompts are prefilled here for want of one alone, unless they have one token.
+
+        `keeps_tails`: the engine's drafter begins with the hidden state that was handed over.
 
         `on_prefilled(request, page_indices)` sees the pages of a prompt when they are whole: for verification.
         """
@@ -82,9 +66,11 @@ class DecodeRole:
         self._new_sequence_id = new_sequence_id
         self._limits = limits
         self._needs_prefill_worker = needs_prefill_worker
+        self._keeps_tails = keeps_tails
         self._on_prefilled = on_prefilled
         self._requests: OrderedDict[RequestId, Request] = OrderedDict()
-        self._by_sequence: dict[SequenceId, Request] = {}
+        self._by_sequence: dict[SequenceId, tuple[Request, Choice]] = {}
+        """Of all choices that wait, or whose sequence the scheduler has."""
         self._pending: deque[Request] = deque()
         self._deltas: list[Delta] = []
         self._failures: list[Failed] = []
@@ -103,22 +89,19 @@ class DecodeRole:
         return sum(len(request.generate.prompt_token_ids) for request in self._pending)
 
     def on_generate(self, generate: Generate, *, now_ns: int) -> None:
-        problem = self._impossible(generate)
+        limits = self._limits
+        problem = why_impossible(generate, limits, num_kv_tokens=self._pool.num_pages * self._page_slots)
         if problem is not None:
             self._refuse(generate, FailureKind.INVALID, problem)
         elif generate.request_id in self._requests:
             return  # The gateway repeated itself; the request that runs under this id will answer.
-        elif len(self._requests) >= self._limits.max_requests:
-            message = f"{self._limits.max_requests} requests are open on this worker"
+        elif len(self._requests) >= limits.max_requests:
+            self._refuse(generate, FailureKind.CAPACITY, f"{limits.max_requests} requests are open on this worker")
+        elif len(self._by_sequence) + generate.num_choices > limits.max_sequences:
+            message = f"{generate.num_choices} more answers are over the {limits.max_sequences} of this worker"
             self._refuse(generate, FailureKind.CAPACITY, message)
         else:
-            request = Request(generate, sequence_id=self._new_sequence_id(), tokenizer=self._tokenizer, now_ns=now_ns)
-            if self._needs_prefill_worker and generate.prefill is None and len(generate.prompt_token_ids) > 1:
-                request.local_reason = LocalReason.NO_PREFILL_WORKER
-            self._requests[request.request_id] = request
-            self._by_sequence[request.sequence_id] = request
-            self._pending.append(request)
-            self.advance(now_ns=now_ns)
+            self._take_on(generate, now_ns=now_ns)
 
     def on_abort(self, request_id: RequestId, *, now_ns: int) -> None:
         request = self._requests.get(request_id)
@@ -127,24 +110,31 @@ class DecodeRole:
 
     def request_of(self, sequence_id: SequenceId) -> Request | None:
         """The request that a sequence in a batch belongs to, if it is one of ours."""
-        return self._by_sequence.get(sequence_id)
+        owner = self._by_sequence.get(sequence_id)
+        return owner[0] if owner is not None else None
 
     def before_pass(self, batch: Batch, *, now_ns: int) -> None:
         """Note when a request first runs."""
         for chunk in batch.chunks:
-            request = self._by_sequence.get(chunk.sequence_id)
+            request = self.request_of(chunk.sequence_id)
             if request is not None and chunk.samples:
                 request.mark(Instant.SCHEDULED, now_ns)
 
     def after_pass(self, outcome: StepOutcome, *, now_ns: int) -> None:
         for sequence in outcome.removed:
-            if self._by_sequence.pop(sequence.sequence_id, None) is not None:
+            owner = self._by_sequence.pop(sequence.sequence_id, None)
+            if owner is not None:
                 self._pool.release(sequence.page_indices)
-        for sequence, token_id in outcome.sampled:
-            request = self._by_sequence.get(sequence.sequence_id)
+                self._release_unread_tail(owner[0])
+        for prompt in outcome.prompt_logprobs:
+            request = self.request_of(prompt.sequence.sequence_id)
             if request is not None:
+                self._deltas += request.tell_prompt(prompt.start, prompt.entries)
+        for sequence, token_ids in outcome.sampled:
+            owner = self._by_sequence.get(sequence.sequence_id)
+            if owner is not None:
                 logprobs = outcome.logprobs.get(sequence.sequence_id)
-                self._accept(request, sequence, token_id, logprobs, now_ns=now_ns)
+                self._accept(*owner, sequence, token_ids, logprobs, now_ns=now_ns)
         self.advance(now_ns=now_ns)
 
     def advance(self, *, now_ns: int) -> None:
@@ -189,17 +179,23 @@ class DecodeRole:
 
     # Starting
 
-    def _impossible(self, generate: Generate) -> str | None:
-        num_tokens = len(generate.prompt_token_ids) + generate.sampling.max_tokens
-        if not generate.prompt_token_ids:
-            return "the prompt has no tokens"
-        if num_tokens > self._limits.max_model_len:
-            return f"{num_tokens} tokens (prompt and max_tokens) are over the context of {self._limits.max_model_len}"
-        if num_tokens > self._pool.num_pages * self._page_slots:
-            return (
-                f"{num_tokens} tokens (prompt and max_tokens) do not fit this worker's KV cache of "
-                f"{self._pool.num_pages * self._page_slots}; lower max_tokens or raise --kv-tokens"
-            )
+    def _take_on(self, generate: Generate, *, now_ns: int) -> None:
+        request = Request(generate, new_sequence_id=self._new_sequence_id, tokenizer=self._tokenizer, now_ns=now_ns)
+        request.local_reason = self._reason_from_the_start(generate)
+        self._requests[request.request_id] = request
+        for choice in request.choices:
+            self._by_sequence[choice.sequence_id] = request, choice
+        self._pending.append(request)
+        self.advance(now_ns=now_ns)
+
+    def _reason_from_the_start(self, generate: Generate) -> LocalReason | None:
+        """Why no prefill worker is even asked."""
+        if len(generate.prompt_token_ids) < 2:
+            return LocalReason.ROUTED
+        if generate.sampling.num_prompt_logprobs is not None:
+            return LocalReason.PROMPT_LOGPROBS
+        if generate.prefill is None:
+            return LocalReason.NO_PREFILL_WORKER if self._needs_prefill_worker else LocalReason.ROUTED
         return None
 
     def _start(self, request: Request, *, now_ns: int) -> bool:
@@ -210,12 +206,18 @@ class DecodeRole:
                 request.local_reason = LocalReason.NO_PREFILL_WORKER
             elif not self._receiver.accepts_handoffs(self._dp_rank):
                 request.local_reason = LocalReason.QUARANTINE
-            elif len(request.generate.prompt_token_ids) < 2:
-                request.local_reason = LocalReason.ROUTED
             else:
                 return self._open_handoff(request, target.incarnation, now_ns=now_ns)
-        sequence = self._sequence(request, num_computed=0, page_indices=[])
-        return self._schedule(request, sequence)
+        num_alone = 1 if request.num_prompt_tokens > 1 else len(request.choices)
+        for choice in request.choices[:num_alone]:
+            if choice.phase is ChoicePhase.WAITING:
+                try:
+                    self._scheduler.add(self._sequence(request, choice))
+                except CapacityError:
+                    return False
+                choice.phase = ChoicePhase.SCHEDULED
+        request.phase = Phase.SCHEDULED
+        return True
 
     def _open_handoff(self, request: Request, peer: Incarnation, *, now_ns: int) -> bool:
         token_ids = request.generate.prompt_token_ids
@@ -244,42 +246,48 @@ class DecodeRole:
     def _handoff_timeout_s(self, request: Request, now_ns: int) -> float:
         return min(ns_to_seconds(max(request.deadline_ns - now_ns, 0)), self._limits.handoff_timeout_s)
 
-    def _sequence(self, request: Request, *, num_computed: int, page_indices: list[PageIndex]) -> Sequence:
-        token_ids = list(request.generate.prompt_token_ids)
+    def _sequence(self, request: Request, choice: Choice, *, num_computed: int = 0) -> Sequence:
+        """Without pages. Only one whose prompt is computed can begin with the tail."""
         return Sequence(
-            sequence_id=request.sequence_id,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
+            sequence_id=choice.sequence_id,
+            token_ids=list(request.generate.prompt_token_ids),
+            num_prompt_tokens=request.num_prompt_tokens,
             arrival_ns=request.arrival_ns,
-            sampling=request.sampling,
+            sampling=choice.sampling,
             num_computed=num_computed,
-            page_indices=page_indices,
+            carry_slot=request.tail_slot if num_computed > 0 else None,
         )
 
-    def _schedule(self, request: Request, sequence: Sequence) -> bool:
-        try:
-            self._scheduler.add(sequence)
-        except CapacityError:
-            return False
-        request.phase = Phase.SCHEDULED
-        return True
+    def _fork_waiting(self, request: Request, page_indices: list[PageIndex]) -> None:
+        """Start the other choices from pages that hold the prompt."""
+        num_computed = request.num_prompt_tokens - 1
+        shared = page_indices[: div_ceil(num_computed, self._page_slots)]
+        for choice in request.waiting_choices:
+            self._scheduler.fork(self._sequence(request, choice, num_computed=num_computed), page_indices=shared)
+            choice.phase = ChoicePhase.SCHEDULED
 
     # Handoffs
 
     def _landed(self, outcome: HandoffLanded, *, now_ns: int) -> None:
         request = self._requests.get(outcome.request_id)
-        if request is None or request.handoff_id != outcome.handoff_id:
+        is_wanted = request is not None and request.handoff_id == outcome.handoff_id
+        if not self._keeps_tails or not is_wanted:
+            self._receiver.release_tail_slot(self._dp_rank, outcome.tail_slot)
+        if request is None or not is_wanted:
             self._pool.release(outcome.page_indices)
             return
         request.mark(Instant.LANDED, outcome.landed.last_ns)
         request.arrivals_ns = outcome.landed.arrivals_ns
+        request.tail_slot = outcome.tail_slot if self._keeps_tails else None
         if self._on_prefilled is not None:
             self._on_prefilled(request, tuple(outcome.page_indices))
-        num_computed = len(request.generate.prompt_token_ids) - 1
-        sequence = self._sequence(request, num_computed=num_computed, page_indices=outcome.page_indices)
-        if not self._schedule(request, sequence):
-            self._pool.release(outcome.page_indices)
-            self._fail(request, FailureKind.CAPACITY, "no room in the schedule for a landed request", now_ns=now_ns)
+        first = request.choices[0]
+        sequence = self._sequence(request, first, num_computed=request.num_prompt_tokens - 1)
+        sequence.page_indices = outcome.page_indices
+        self._scheduler.add(sequence)
+        first.phase = ChoicePhase.SCHEDULED
+        self._fork_waiting(request, outcome.page_indices)
+        request.phase = Phase.SCHEDULED
 
     def _handoff_failed(self, outcome: HandoffFailed) -> None:
         """Prefill locally instead (DESIGN section 6); the lost handoff's pages stay with the receiver."""
@@ -295,16 +303,31 @@ class DecodeRole:
     # Running and ending
 
     def _accept(
-        self, request: Request, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, *, now_ns: int
+        self,
+        request: Request,
+        choice: Choice,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        *,
+        now_ns: int,
     ) -> None:
-        if request.num_generated == 0:
-            request.mark(Instant.FIRST_TOKEN, now_ns)
-            if request.local_reason is not None and self._on_prefilled is not None:
-                self._on_prefilled(request, tuple(sequence.page_indices))
-        delta = request.accept(token_id, logprobs)
+        request.mark(Instant.FIRST_TOKEN, now_ns)
+        if choice.index == 0 and choice.num_generated == 0 and request.local_reason is not None:
+            self._prefilled_here(request, sequence.page_indices)
+        delta = request.tell(choice, token_ids, logprobs)
         self._deltas.append(delta)
         if delta.finish_reason is not None:
-            self._let_go(request, now_ns=now_ns)
+            self._give_back(choice)
+            if request.is_answered:
+                self._let_go(request, now_ns=now_ns)
+
+    def _prefilled_here(self, request: Request, page_indices: list[PageIndex]) -> None:
+        """Choice 0 has its first token: its pages hold the prompt."""
+        if self._on_prefilled is not None:
+            self._on_prefilled(request, tuple(page_indices))
+        if request.num_prompt_tokens > 1:
+            self._fork_waiting(request, page_indices)
 
     def _refuse(self, generate: Generate, kind: FailureKind, message: str) -> None:
         retry_after_s = self._limits.retry_after_s if kind is FailureKind.CAPACITY else None
@@ -323,23 +346,39 @@ class DecodeRole:
         self._let_go(request, now_ns=now_ns)
 
     def _let_go(self, request: Request, *, now_ns: int) -> None:
-        """End a request: whatever its phase holds is given back now, or by who may still write to it."""
+        """End a request: whatever it holds is given back now, or by who may still write to it or read it."""
         match request.phase:
             case Phase.PENDING:
                 self._pending.remove(request)
-                del self._by_sequence[request.sequence_id]
             case Phase.HANDOFF:
                 if request.handoff_id is not None:
                     self._receiver.cancel(request.handoff_id, now_ns=now_ns)
-                del self._by_sequence[request.sequence_id]
             case Phase.SCHEDULED:
-                sequence = self._scheduler.remove(request.sequence_id)
-                if sequence is not None:
-                    self._pool.release(sequence.page_indices)
-                    del self._by_sequence[request.sequence_id]
+                pass
             case Phase.ENDED:
                 return
         request.phase = Phase.ENDED
         request.mark(Instant.FINISHED, now_ns)
+        for choice in request.choices:
+            self._give_back(choice)
+        self._release_unread_tail(request)
         del self._requests[request.request_id]
         self._ended.append(request)
+
+    def _give_back(self, choice: Choice) -> None:
+        """A choice has ended: its pages go back now, or after the pass that is computing it."""
+        phase, choice.phase = choice.phase, ChoicePhase.DONE
+        if phase is ChoicePhase.SCHEDULED:
+            sequence = self._scheduler.remove(choice.sequence_id)
+            if sequence is None:
+                return
+            self._pool.release(sequence.page_indices)
+        if phase is not ChoicePhase.DONE:
+            del self._by_sequence[choice.sequence_id]
+
+    def _release_unread_tail(self, request: Request) -> None:
+        """Of a request that ended: the tail slot goes back when no pass can read it any more."""
+        is_read = any(choice.sequence_id in self._by_sequence for choice in request.choices)
+        if request.tail_slot is not None and request.phase is Phase.ENDED and not is_read:
+            self._receiver.release_tail_slot(self._dp_rank, request.tail_slot)
+            request.tail_slot = None

@@ -1,9 +1,11 @@
 """Which rank of which worker has which request, and what happens when one is lost: decided here, sans-IO.
 
 Invariants (the state machine test checks them):
-1. A request ends exactly once: by a delta with a finish reason, by `Fail`, or by `cancel` (rule H7).
-2. An attempt belongs to one incarnation of one worker; what anybody else says of it is refused and counted (rule H4).
-3. After a delta was delivered to a client that streams, the request is never sent to another worker (rule H9).
+1. A request ends exactly once: by the finish reason of its last choice, by `Fail`, or by `cancel` (rule H7).
+2. An attempt belongs to one incarnation of one worker; what anybody else says of it is refused and counted (rule H4),
+   as is what is said of a choice that has finished, or that nobody asked for.
+3. After a delta was delivered to a client that streams, the request is never sent to another worker (rule H9). A delta
+   of the prompt's logprobs is one.
 """
 
 from collections.abc import Iterable
@@ -43,6 +45,8 @@ class Work:
     deadline_ns: int
     streams: bool
     """Deltas reach the client at once, so that they can't be taken back."""
+    num_choices: int = 1
+    """Answers wanted, at most `MAX_CHOICES`."""
     traced: bool = False
 
 
@@ -85,6 +89,8 @@ class _Pending:
     dp_rank: int
     num_retries: int = 0
     has_delta: bool = False
+    finished: set[int] = field(default_factory=set[int])
+    """Choices of this attempt that have their finish reason."""
     excluded_workers: set[WorkerId] = field(default_factory=set[WorkerId])
     """They said that they shut down. One that was lost is not in the view, and its successor may take the request."""
     excluded_ranks: set[RankKey] = field(default_factory=set[RankKey])
@@ -100,7 +106,7 @@ class Dispatcher:
         self._by_request: dict[RequestId, _Pending] = {}
         self._by_attempt: dict[RequestId, _Pending] = {}
         self.num_stale = 0
-        """Deltas and failures that belonged to no pending attempt of their sender."""
+        """Deltas and failures that belonged to no pending attempt of their sender, or to no open choice of it."""
         self.num_retries = 0
 
     @property
@@ -126,9 +132,14 @@ class Dispatcher:
             pending = self._owned(delta.request_id, worker_id, generated.sender)
             if pending is None:
                 continue
+            if delta.choice_index in pending.finished or not 0 <= delta.choice_index < pending.work.num_choices:
+                self.num_stale += 1
+                continue
             pending.has_delta = True
             actions.append(Deliver(pending.work.request_id, delta))
             if delta.finish_reason is not None:
+                pending.finished.add(delta.choice_index)
+            if len(pending.finished) == pending.work.num_choices:
                 self._end(pending)
         return actions
 
@@ -208,13 +219,19 @@ class Dispatcher:
         self._by_attempt[pending.attempt_id] = pending
         actions: list[Action] = [Restart(pending.work.request_id)] if pending.has_delta else []
         pending.has_delta = False
+        pending.finished.clear()
         return [*actions, self._send(pending, route, now_ns)]
 
     def _send(self, pending: _Pending, route: Route, now_ns: int) -> Send:
-        work, decode, prefill = pending.work, route.decode, route.prefill
+        work, decode = pending.work, route.decode
+        # Logprobs of a prompt are computed with it, and only a decode worker has somebody to tell them to.
+        prefill = route.prefill if work.sampling.num_prompt_logprobs is None else None
         num_tokens = len(work.prompt_token_ids)
         self._registry.dispatched(
-            decode.worker_id, dp_rank=route.dp_rank, num_sequences=1, num_tokens=0 if prefill else num_tokens
+            decode.worker_id,
+            dp_rank=route.dp_rank,
+            num_sequences=work.num_choices,
+            num_tokens=0 if prefill else num_tokens,
         )
         if prefill is not None:
             self._registry.dispatched(prefill.worker_id, dp_rank=0, num_sequences=1, num_tokens=num_tokens)
@@ -224,6 +241,7 @@ class Dispatcher:
             dp_rank=route.dp_rank,
             prompt_token_ids=work.prompt_token_ids,
             sampling=work.sampling,
+            num_choices=work.num_choices,
             prefill=prefill_target(prefill) if prefill else None,
             timeout_s=max(0.0, ns_to_seconds(work.deadline_ns - now_ns)),
             traced=work.traced,

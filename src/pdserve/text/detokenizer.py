@@ -23,13 +23,14 @@ class Detokenizer:
     characters at the end are held back: with byte fallback, the first byte of a character makes the complete ones
     before it unreadable until the rest has come.
 
-    Ensures: the pieces together are `tokenizer.decode` of all tokens, for byte-level tokenizers always; for those with
-    byte fallback as long as the bytes are UTF-8.
+    Ensures: the pieces together are `tokenizer.decode` of all tokens, or `decode_verbatim` where special tokens are not
+    skipped: for byte-level tokenizers always; for those with byte fallback as long as the bytes are UTF-8.
     Cost: linear in the tokens; each `add` decodes the last few again.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._skipped_token_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._decode = tokenizer.decode if skip_special_tokens else tokenizer.decode_verbatim
         self._window: list[int] = []
         self._num_context = 0
         self._num_emitted = 0
@@ -37,12 +38,11 @@ class Detokenizer:
 
     def add(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens make certain."""
-        special = self._tokenizer.special_token_ids
-        with_text = [token_id for token_id in token_ids if token_id not in special]
+        with_text = [token_id for token_id in token_ids if token_id not in self._skipped_token_ids]
         if not with_text:
             return ""
         self._window += with_text
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         num_held = len(text) - len(text.rstrip(REPLACEMENT))
         is_full = len(self._window) > MAX_WINDOW_TOKENS
         if is_full:
@@ -57,10 +57,10 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The rest, incomplete characters as U+FFFD. Nothing may be added afterwards."""
-        return self._tokenizer.decode(self._window)[self._num_emitted :]
+        return self._decode(self._window)[self._num_emitted :]
 
     def _keep_last(self, num_tokens: int, *, num_held: int) -> None:
         """Shorten the window to tokens whose text is out but for the last `num_held` characters."""
         self._window = self._window[len(self._window) - num_tokens :]
         self._num_context = len(self._window)
-        self._num_emitted = len(self._tokenizer.decode(self._window)) - num_held
+        self._num_emitted = len(self._decode(self._window)) - num_held

@@ -82,7 +82,10 @@ class Driver:
             result = await engine.run(batch)
             trace_pass(self._traces, rank, batch, result)
             with self.event() as now_ns:
-                rank.complete(batch, result, now_ns=now_ns)
+                outcome = rank.complete(batch, result, now_ns=now_ns)
+            self._metrics.observe_drafts(
+                dp_rank, num_drafts=outcome.num_drafts, num_accepted=outcome.num_drafts_accepted
+            )
 
     async def run_time(self) -> None:
         """Let deadlines pass."""

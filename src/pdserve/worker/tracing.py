@@ -20,7 +20,11 @@ def trace_pass(traces: TraceBook, core: RankCore, batch: Batch, result: BatchRes
         request_id = _traced_request(core, chunk)
         if request_id is None:
             continue
-        name = "decode" if chunk.samples and len(chunk.token_ids) == 1 else f"prefill [{chunk.start}, {chunk.stop})"
+        name = (
+            "decode"
+            if chunk.samples and len(chunk.token_ids) == 1 + chunk.num_drafts
+            else f"prefill [{chunk.start}, {chunk.stop})"
+        )
         span = Span(
             track=PASSES,
             name=name,
