@@ -89,10 +89,18 @@ class ModelConfig:
 
 def read_config(model_dir: Path) -> ModelConfig:
     """Raises: `ConfigError` when the file is missing or broken, or asks for what is not implemented."""
+    fields = read_fields(model_dir)
+    return config_of(fields, _architecture(fields))
+
+
+def read_fields(model_dir: Path) -> JsonFields:
+    """All of `config.json`. Raises: `ConfigError` when it is missing or broken."""
     path = model_dir / "config.json"
-    raw_fields = _read_json(path)
-    architecture = _architecture(raw_fields, path=path)
-    fields = JsonFields(raw_fields, path=path)
+    return JsonFields(_read_json(path), path=path)
+
+
+def config_of(fields: JsonFields, architecture: Architecture) -> ModelConfig:
+    """The fields as that architecture takes them, whatever they say of it. Raises: `ConfigError`."""
     _refuse_unsupported(fields, architecture=architecture)
     num_heads = fields.integer("num_attention_heads")
     num_layers = fields.integer("num_hidden_layers")
@@ -116,8 +124,8 @@ def read_config(model_dir: Path) -> ModelConfig:
         fp8_block=_fp8_block(fields),
     )
     if config.num_heads % config.num_kv_heads or config.rotary_dim % 2:
-        raise ConfigError(
-            f"{path}: num_attention_heads {config.num_heads} must be a multiple of num_key_value_heads "
+        raise fields.refusal(
+            f"num_attention_heads {config.num_heads} must be a multiple of num_key_value_heads "
             f"{config.num_kv_heads}, and the rotary dimension {config.rotary_dim} must be even"
         )
     return config
@@ -135,14 +143,13 @@ def _read_json(path: Path) -> Mapping[str, object]:
     return cast(Mapping[str, object], raw)
 
 
-def _architecture(raw_fields: Mapping[str, object], *, path: Path) -> Architecture:
-    names = raw_fields.get("architectures")
-    for name in cast(list[object], names) if isinstance(names, list) else []:
-        for architecture in Architecture:
-            if name == architecture.value:
-                return architecture
+def _architecture(fields: JsonFields) -> Architecture:
+    names = fields.texts("architectures")
+    for architecture in Architecture:
+        if architecture.value in names:
+            return architecture
     known = ", ".join(architecture.value for architecture in Architecture)
-    raise ConfigError(f"{path}: architectures {names!r} is not supported; known are {known}")
+    raise fields.refusal(f"architectures {list(names)} is not supported; known are {known}")
 
 
 def _refuse_unsupported(fields: JsonFields, *, architecture: Architecture) -> None:

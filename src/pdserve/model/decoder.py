@@ -6,6 +6,7 @@ Shape suffixes: T tokens of all sequences of a pass, one after another; E hidden
 W chosen rows; V vocabulary.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -57,24 +58,25 @@ class DecoderLayer(nn.Module):
         }
 
 
-class Decoder(nn.Module):
-    """Requires: every position below `config.max_model_len`."""
+class LayerStack(nn.Module):
+    """An embedding, layers and a head over the vocabulary: what whole models and draft heads have in common.
+
+    Requires: every position below `config.max_model_len`.
+    """
 
     cos_PR: torch.Tensor
     sin_PR: torch.Tensor
 
-    def __init__(self, config: ModelConfig, communicator: Communicator | None = None) -> None:
+    def __init__(self, config: ModelConfig, communicator: Communicator) -> None:
         super().__init__()
-        self.config = config
-        self.communicator: Communicator = SingleRank() if communicator is None else communicator
-        cuts = self.cuts = Cuts.of(config, self.communicator)
+        self.config, self.communicator = config, communicator
+        cuts = self.cuts = Cuts.of(config, communicator)
         # Given a weight, it does not draw one, which on the meta device would load torch's compiler: 1.5 s of CPU time.
         weight_VE = torch.empty(config.vocab_size, config.hidden_dim)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_dim, _weight=weight_VE)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, layer_index, cuts, self.communicator) for layer_index in range(config.num_layers)
+            DecoderLayer(config, layer_index, cuts, communicator) for layer_index in range(config.num_layers)
         )
-        self.final_norm = RmsNorm(config.hidden_dim, eps=config.norm_eps)
         self.lm_head = Linear(config.hidden_dim, len(cuts.vocab.ours))
 
     def decoder_layers(self) -> list[DecoderLayer]:
@@ -89,29 +91,46 @@ class Decoder(nn.Module):
             if isinstance(layer.attention, LatentAttention):
                 layer.attention.absorb()
 
-    def sources(self) -> Sources:
-        """Of all parameters, but a tied head: that is rows of the embedding."""
-        sources: dict[str, tuple[Rows, ...]] = {
-            "embedding.weight": (Rows(tensor="model.embed_tokens.weight"),),
-            "final_norm.weight": (Rows(tensor="model.norm.weight"),),
-        }
-        if not self.config.has_tied_embeddings:
-            sources["lm_head.weight"] = (Rows(tensor="lm_head.weight", cut=self.cuts.vocab),)
-        for layer_index, layer in enumerate(self.decoder_layers()):
-            sources |= nested(f"layers.{layer_index}.", f"model.layers.{layer_index}.", layer.sources())
-        return sources
-
-    def forward(
-        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, cache: AttentionCache, on_layer: OnLayer
+    def run_layers(
+        self, x_TE: torch.Tensor, positions_T: torch.Tensor, cache: AttentionCache, on_layer: OnLayer
     ) -> torch.Tensor:
-        """Hidden states x_TE after the last layer, before the final norm."""
-        x_TE = self.embedding(token_ids_T)
+        """x_TE after the last layer."""
         cos_TR, sin_TR = self.cos_PR[positions_T], self.sin_PR[positions_T]
         for layer_index, layer in enumerate(self.decoder_layers()):
             x_TE = x_TE + layer.attention(layer.attention_norm(x_TE), cos_TR, sin_TR, layer_index, cache)
             on_layer(layer_index)
             x_TE = x_TE + layer.feed_forward(layer.feed_forward_norm(x_TE))
         return x_TE
+
+    def layer_sources(self, tensor_prefixes: Iterable[str]) -> Sources:
+        """Of the layers, each under its own prefix."""
+        sources: dict[str, tuple[Rows, ...]] = {}
+        for layer_index, (layer, prefix) in enumerate(zip(self.decoder_layers(), tensor_prefixes, strict=True)):
+            sources |= nested(f"layers.{layer_index}.", prefix, layer.sources())
+        return sources
+
+
+class Decoder(LayerStack):
+    def __init__(self, config: ModelConfig, communicator: Communicator | None = None) -> None:
+        super().__init__(config, SingleRank() if communicator is None else communicator)
+        self.final_norm = RmsNorm(config.hidden_dim, eps=config.norm_eps)
+
+    def sources(self) -> Sources:
+        """Of all parameters, but a tied head: that is rows of the embedding."""
+        sources: dict[str, tuple[Rows, ...]] = {
+            "embedding.weight": (Rows(tensor="model.embed_tokens.weight"),),
+            "final_norm.weight": (Rows(tensor="model.norm.weight"),),
+            **self.layer_sources(f"model.layers.{i}." for i in range(self.config.num_layers)),
+        }
+        if not self.config.has_tied_embeddings:
+            sources["lm_head.weight"] = (Rows(tensor="lm_head.weight", cut=self.cuts.vocab),)
+        return sources
+
+    def forward(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, cache: AttentionCache, on_layer: OnLayer
+    ) -> torch.Tensor:
+        """Hidden states x_TE after the last layer, before the final norm."""
+        return self.run_layers(self.embedding(token_ids_T), positions_T, cache, on_layer)
 
     def logits(self, normed_WE: torch.Tensor) -> torch.Tensor:
         """logits_WV over the whole vocabulary. Every rank must ask."""

@@ -16,7 +16,7 @@ from pdserve.model.decoder import OnLayer
 
 
 class DraftHeadModule(Protocol):
-    """Whole, on one rank."""
+    """Whole, on one rank. `load_mtp` and `load_eagle` give modules of torch that are such heads."""
 
     config: ModelConfig
     """Of the head's own layers: `kv_layout` gives the layout of its cache."""

@@ -12,7 +12,7 @@ class JsonFields:
 
     def __init__(self, fields: Mapping[str, object], *, path: Path) -> None:
         self._fields = fields
-        self._path = path
+        self.path = path
 
     def has(self, name: str) -> bool:
         return self._fields.get(name) is not None
@@ -52,12 +52,17 @@ class JsonFields:
     def text(self, name: str, *, default: str) -> str:
         return str(self._fields.get(name, default))
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Empty when there is no list."""
+        value = self._fields.get(name)
+        return tuple(str(item) for item in cast(list[object], value)) if isinstance(value, list) else ()
+
     def flag(self, name: str, *, default: bool = False) -> bool:
         return bool(self._fields.get(name, default))
 
     def section(self, name: str) -> "JsonFields | None":
         value = self._fields.get(name)
-        return JsonFields(cast(Mapping[str, object], value), path=self._path) if isinstance(value, dict) else None
+        return JsonFields(cast(Mapping[str, object], value), path=self.path) if isinstance(value, dict) else None
 
     def choice(self, name: str, *, known: tuple[str, ...], default: str) -> str:
         """The value of a setting of which only the `known` values are implemented."""
@@ -67,4 +72,4 @@ class JsonFields:
         return value
 
     def refusal(self, message: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {message}")
+        return ConfigError(f"{self.path}: {message}")

@@ -32,6 +32,9 @@ class CheckpointTensors:
             file = _open(path)
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
     def read(self, rows: Rows, *, parameter_shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Raises: `ConfigError` when the tensor is missing or has another shape, as a whole, than was cut."""
         stored = self._stored(rows.tensor)
