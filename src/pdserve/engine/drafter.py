@@ -19,6 +19,7 @@ import torch
 
 from pdserve.ids import SequenceId
 from pdserve.model.decoder import OnLayer
+from pdserve.schedule.batch import PageCopy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +31,32 @@ class Followed:
     token_ids: tuple[int, ...]
     page_indices: tuple[int, ...]
     """Cover the tokens, and as many after them as the drafter may write."""
-    hidden_TE: torch.Tensor
-    """The model's hidden states of the tokens, after its final norm."""
+    hidden_TE: torch.Tensor | None
+    """The model's hidden states of the tokens, after its final norm. None where the drafter does not read them."""
     sampled_token_id: int | None
     """The newest token of the sequence, which no cache has yet; None where the chunk does not sample."""
     carry_E: torch.Tensor | None
-    """The hidden state of the token before `start`, from the tail, in the first chunk after a handoff."""
+    """The hidden state of the token before `start`, from the tail, in the first chunk after a handoff; on the device of
+    `hidden_TE`, and a copy."""
 
 
 Propose = Callable[[torch.Tensor, Sequence[SequenceId], int], list[int]]
 """`propose(logits_RV, sequence_ids, num_ahead)`: for each row the token that the sampler would draw from these logits
-`num_ahead` tokens after the newest one (1 for the next), with the sequence's parameters and noise. Its state stays."""
+`num_ahead` tokens after the newest one (1 for the next), with the sequence's parameters and noise. Its state
+stays; `logits_RV`, float32 in host memory, is overwritten."""
 
 
 class Drafter(Protocol):
     """Threads: the runner's."""
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether `Followed.hidden_TE` is wanted: the final norm of every token is computed for it."""
+        ...
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """In the drafter's cache, in this order, before the pass. Requires: pages checked against the pool."""
+        ...
 
     def follow(
         self, chunks: Sequence[Followed], on_layer: OnLayer, propose: Propose

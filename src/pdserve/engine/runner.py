@@ -1,77 +1,29 @@
-"""One forward pass over a batch: check it, compute it; and on rank 0 tick, write tails, sample.
+"""One forward pass over a batch: check it, copy pages, compute it; and on rank 0 sample, follow with the drafter, tick.
 
-Shape suffixes: T tokens of all chunks; R rows that are needed after the last layer (tails and samples); E hidden;
-V vocabulary.
+Every rank computes its part of all logits, so all make the same gathers, whatever the sampler then makes of them.
+
+Shape suffixes: T tokens of all chunks; R rows that are needed after the last layer; E hidden; V vocabulary.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from pdserve._kernels import CounterTicker
 from pdserve.engine.executor import Executor
-from pdserve.engine.kv_storage import KvStorage, LeadStorage
+from pdserve.engine.kv_storage import KvStorage
+from pdserve.engine.lead import Lead
 from pdserve.engine.logprobs import token_logprobs
-from pdserve.engine.sampler import Sampler
+from pdserve.engine.pass_rows import PlacedChunk, place_chunks, sampling_levels
+from pdserve.engine.verification import Verified
 from pdserve.errors import InternalError
 from pdserve.ids import SequenceId
 from pdserve.model.config import ModelConfig
 from pdserve.sampling import TokenLogprobs
-from pdserve.schedule.batch import Batch, BatchResult, Chunk
+from pdserve.schedule.batch import Batch, BatchResult, Chunk, PageCopy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sampled:
-    """See `BatchResult`."""
-
-    tokens: tuple[tuple[SequenceId, int], ...] = ()
-    logprobs: tuple[tuple[SequenceId, TokenLogprobs], ...] = ()
-
-
-class Lead:
-    """What rank 0 does beside computing: it ticks, writes tails and samples."""
-
-    def __init__(self, storage: LeadStorage, *, vocab_size: int, device: torch.device) -> None:
-        self._device = device
-        self._ticker = CounterTicker(np.frombuffer(storage.counter_region.buffer, dtype=np.uint8))
-        self._tails_IE = storage.tails_IE
-        self.sampler = Sampler(vocab_size=vocab_size)
-
-    def tick(self) -> None:
-        """Once what has been launched on the device is done, the gathers from the other ranks included.
-
-        Cost: on CUDA the device has nothing to do from then until the next layer is launched. A captured graph can't
-        wait so: it will have to write the counter itself.
-        """
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self._ticker.tick()
-
-    def write_tail(self, tail_slot: int, normed_E: torch.Tensor) -> None:
-        self._tails_IE[tail_slot] = normed_E
-
-    def sample(self, logits_RV: torch.Tensor, sequence_ids: Sequence[SequenceId]) -> _Sampled:
-        """One token a row, with its logprobs where the sequence asks for them. Overwrites `logits_RV`."""
-        asked = [(row, self.sampler.num_top_logprobs(sequence_id)) for row, sequence_id in enumerate(sequence_ids)]
-        rows = [(row, num_top, logits_RV[row].log_softmax(dim=-1)) for row, num_top in asked if num_top is not None]
-        token_ids = self.sampler.sample(logits_RV, sequence_ids)
-        return _Sampled(
-            tokens=tuple(zip(sequence_ids, token_ids, strict=True)),
-            logprobs=tuple(
-                (sequence_ids[row], token_logprobs(logprobs_V, token_ids[row], num_top=num_top))
-                for row, num_top, logprobs_V in rows
-            ),
-        )
-
-    def problem(self, chunk: Chunk) -> str | None:
-        if chunk.tail_slot is not None and not 0 <= chunk.tail_slot < len(self._tails_IE):
-            return f"tail slot {chunk.tail_slot} is outside [0, {len(self._tails_IE)})"
-        if chunk.samples and not self.sampler.knows(chunk.sequence_id):
-            return "it samples, but was not announced"
-        return None
+_NUM_PROMPT_ROWS = 32
+"""Prompt tokens whose logits are held at once: 16 MiB of a vocabulary of 128 K."""
 
 
 class Runner:
@@ -88,59 +40,93 @@ class Runner:
         """Raises: `InternalError` for a batch that breaks the contract, before a byte of this rank's KV is written."""
         started_ns = time.monotonic_ns()
         if self._lead is not None:
-            for new in batch.new_sequences:
-                self._lead.sampler.add(new)
+            self._lead.announce(batch)
         self._check(batch)
         self._next_pass_index += 1
+        self._copy_pages(batch.copies)
         x_TE = self._executor.forward(batch.chunks, self._on_layer)
-        sampled = self._finish(batch.chunks, x_TE)
-        if self._lead is not None:
-            self._lead.tick()
-            self._lead.sampler.forget(batch.ended_sequences)
+        placed = place_chunks(batch.chunks)
+        verified = self._sample(placed, x_TE)
+        prompt_logprobs = self._prompt_logprobs(placed, x_TE)
+        drafts = self._finish(placed, verified, x_TE)
         return BatchResult(
             pass_index=batch.pass_index,
-            sampled=sampled.tokens,
-            logprobs=sampled.logprobs,
+            sampled=tuple((each.sequence_id, tuple(each.token_ids)) for each in verified),
+            logprobs=tuple((each.sequence_id, tuple(each.logprobs)) for each in verified if each.logprobs),
+            prompt_logprobs=prompt_logprobs,
+            drafts=drafts,
             started_ns=started_ns,
             ended_ns=time.monotonic_ns(),
         )
+
+    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        self._storage.copy_pages(copies)
+        if self._lead is not None:
+            self._lead.copy_pages(copies)
 
     def _on_layer(self, layer_index: int) -> None:
         if self._lead is not None:
             self._lead.tick()
 
-    def _finish(self, chunks: tuple[Chunk, ...], x_TE: torch.Tensor) -> _Sampled:
-        """Writes the tails and samples: only the last rows of the chunks that ask for it pass the final norm."""
-        needed: list[tuple[int, Chunk]] = []
-        stop = 0
-        for chunk in chunks:
-            stop += len(chunk.token_ids)
-            if chunk.samples or chunk.tail_slot is not None:
-                needed.append((stop - 1, chunk))
-        if not needed:
-            return _Sampled()
-        normed_RE = self._executor.final_norm(x_TE[[row for row, _ in needed]])
-        if self._lead is not None:
-            for row, (_, chunk) in enumerate(needed):
-                if chunk.tail_slot is not None:
-                    self._lead.write_tail(chunk.tail_slot, normed_RE[row])
-        return self._sample(
-            [(row, chunk.sequence_id) for row, (_, chunk) in enumerate(needed) if chunk.samples], normed_RE
-        )
+    def _sample(self, placed: Sequence[PlacedChunk], x_TE: torch.Tensor) -> list[Verified]:
+        """One gather of all logits; nothing on the ranks that don't lead."""
+        levels = sampling_levels(placed)
+        rows = [each.sampling_row(level) for level, chunks in enumerate(levels) for each in chunks]
+        if not rows:
+            return []
+        logits_RV = self._executor.logits(self._executor.final_norm(x_TE[rows]))
+        if self._lead is None:
+            return []
+        return self._lead.sample(levels, logits_RV)
 
-    def _sample(self, sampling: Sequence[tuple[int, SequenceId]], normed_RE: torch.Tensor) -> _Sampled:
-        """Every rank computes its part of the logits; rank 0 samples."""
-        if not sampling:
-            return _Sampled()
-        sequence_ids = [sequence_id for _, sequence_id in sampling]
-        logits_RV = self._executor.logits(normed_RE[[row for row, _ in sampling]])
-        return _Sampled() if self._lead is None else self._lead.sample(logits_RV, sequence_ids)
+    def _prompt_logprobs(
+        self, placed: Sequence[PlacedChunk], x_TE: torch.Tensor
+    ) -> tuple[tuple[SequenceId, tuple[TokenLogprobs, ...]], ...]:
+        """Of the known tokens after those of the chunks that ask for them."""
+        told: list[tuple[SequenceId, tuple[TokenLogprobs, ...]]] = []
+        for each in placed:
+            num_top = each.chunk.num_prompt_logprobs
+            if num_top is not None:
+                entries = self._logprobs_of(each.known_next_token_ids, each.first_row, x_TE, num_top=num_top)
+                told.append((each.chunk.sequence_id, tuple(entries)))
+        return tuple(told)
+
+    def _logprobs_of(
+        self, token_ids: Sequence[int], first_row: int, x_TE: torch.Tensor, *, num_top: int
+    ) -> list[TokenLogprobs]:
+        """Of each token in the place after its row; nothing on the ranks that don't lead."""
+        entries: list[TokenLogprobs] = []
+        for start in range(0, len(token_ids), _NUM_PROMPT_ROWS):
+            picked = token_ids[start : start + _NUM_PROMPT_ROWS]
+            x_RE = x_TE[first_row + start : first_row + start + len(picked)]
+            logits_RV = self._executor.logits(self._executor.final_norm(x_RE))
+            if self._lead is not None:
+                for logits_V, token_id in zip(logits_RV, picked, strict=True):
+                    entries.append(token_logprobs(logits_V.log_softmax(dim=-1), token_id, num_top=num_top))
+        return entries
+
+    def _finish(
+        self, placed: Sequence[PlacedChunk], verified: Sequence[Verified], x_TE: torch.Tensor
+    ) -> tuple[tuple[SequenceId, tuple[int, ...]], ...]:
+        """On rank 0: the tails, then the drafter's layers, then the last tick. The drafter's guesses."""
+        if self._lead is None:
+            return ()
+        with_tail = [each for each in placed if each.chunk.tail_slot is not None]
+        if with_tail:
+            self._lead.write_tails(with_tail, self._executor.final_norm(x_TE[[each.last_row for each in with_tail]]))
+        hidden_TE = self._executor.final_norm(x_TE) if self._lead.reads_hidden else None
+        drafts = self._lead.follow(placed, verified, hidden_TE)
+        self._lead.tick()
+        return drafts
 
     def _check(self, batch: Batch) -> None:
         if batch.pass_index != self._next_pass_index:
             raise InternalError(f"pass {batch.pass_index} came where pass {self._next_pass_index} was due")
         if not batch.chunks:
             raise InternalError(f"pass {batch.pass_index} has no chunks")
+        for copy in batch.copies:
+            if not (0 <= copy.source < self._storage.num_pages and 0 <= copy.target < self._storage.num_pages):
+                raise InternalError(f"pass {batch.pass_index}: {copy} is outside [0, {self._storage.num_pages})")
         for chunk in batch.chunks:
             problem = self._problem(chunk)
             if problem is None and self._lead is not None:
@@ -151,10 +137,23 @@ class Runner:
     def _problem(self, chunk: Chunk) -> str | None:
         if not chunk.token_ids or chunk.start < 0 or chunk.stop > self._config.max_model_len:
             return f"tokens [{chunk.start}, {chunk.stop}) are empty or outside [0, {self._config.max_model_len})"
-        if not 0 <= min(chunk.token_ids) <= max(chunk.token_ids) < self._config.vocab_size:
+        next_token_ids = () if chunk.next_token_id is None else (chunk.next_token_id,)
+        if any(not 0 <= token_id < self._config.vocab_size for token_id in (*chunk.token_ids, *next_token_ids)):
             return f"a token is outside [0, {self._config.vocab_size})"
         if len(chunk.page_indices) < self._storage.layout.num_pages_for(chunk.stop):
             return f"{len(chunk.page_indices)} pages do not hold {chunk.stop} tokens"
         if not 0 <= min(chunk.page_indices) <= max(chunk.page_indices) < self._storage.num_pages:
             return f"a page is outside [0, {self._storage.num_pages})"
-        return None
+        return _draft_problem(chunk)
+
+
+def _draft_problem(chunk: Chunk) -> str | None:
+    if not 0 <= chunk.num_drafts < len(chunk.token_ids):
+        return f"{chunk.num_drafts} drafts leave none of {len(chunk.token_ids)} tokens to be known"
+    if chunk.num_drafts > 0 and not chunk.samples:
+        return f"it has {chunk.num_drafts} drafts, but does not sample"
+    if chunk.num_drafts > 0 and chunk.tail_slot is not None:
+        return "its last position is a draft, and no tail"
+    if chunk.samples and chunk.next_token_id is not None:
+        return "it samples where the next token is known"
+    return None

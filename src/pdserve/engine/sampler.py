@@ -1,8 +1,11 @@
 """From logits to tokens: biases, penalties, temperature, top-k, top-p, min-p and seeded noise, each row by itself.
 
 A row's token depends on its logits, its sequence's parameters and earlier tokens, and on (seed, position) alone: never
-on what else is in the batch. Order: biases, penalties, no early end, temperature, top-k, top-p (over what top-k left),
-min-p (over what top-p left), draw.
+on what else is in the batch. Order: biases, penalties, grammar, no early end, temperature, top-k, top-p (over what
+top-k left), min-p (over what top-p left), draw.
+
+The grammar goes before the least length: an answer that can't go on by its grammar ends, or fills up with tokens of
+end of sequence until it may end. In the same way it goes on after its end where the end of sequence is to be ignored.
 
 Shape suffixes: R rows (sequences that sample), V vocabulary, K candidates, most likely first; B biased tokens.
 """
@@ -13,6 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from pdserve.engine.grammar import Grammars, Guide
 from pdserve.errors import InternalError
 from pdserve.ids import SequenceId
 from pdserve.sampling import SamplingParams
@@ -25,8 +29,9 @@ _NUM_CANDIDATES = 1024
 class _SamplerState:
     """What the sampler remembers of a sequence. Counts over the vocabulary exist only where a penalty needs them."""
 
-    def __init__(self, new: NewSequence, *, vocab_size: int) -> None:
+    def __init__(self, new: NewSequence, *, vocab_size: int, guide: Guide | None) -> None:
         self.params = new.sampling
+        self.guide = guide
         self.seed = new.sampling.seed if new.sampling.seed is not None else secrets.randbits(64)
         self.num_output_tokens = len(new.output_token_ids)
         self.output_counts_V: torch.Tensor | None = None
@@ -35,18 +40,22 @@ class _SamplerState:
         self.biases_B = torch.tensor([bias for _, bias in new.sampling.logit_bias])
         self.end_ids = [token_id for token_id in new.sampling.stop_token_ids if token_id < vocab_size]
         """A tokenizer may know tokens to end with that the model does not."""
+        self.has_ended = False
         if has_penalty(new.sampling):
             self.output_counts_V = _counts(new.output_token_ids, vocab_size=vocab_size)
             self.in_prompt_V = _counts(new.prompt_token_ids, vocab_size=vocab_size) > 0
 
-    @property
-    def may_end(self) -> bool:
-        return self.num_output_tokens >= self.params.min_tokens
+    def may_end_at(self, position: int) -> bool:
+        return position >= self.params.min_tokens
 
     def record(self, token_id: int) -> None:
+        ends = self.may_end_at(self.num_output_tokens) and token_id in self.end_ids
         self.num_output_tokens += 1
+        self.has_ended = ends or self.num_output_tokens >= self.params.max_tokens
         if self.output_counts_V is not None:
             self.output_counts_V[token_id] += 1
+        if self.guide is not None:
+            self.guide.advance(token_id)
 
 
 def has_penalty(params: SamplingParams) -> bool:
@@ -61,8 +70,10 @@ def draw_uniform(*, seed: int, position: int) -> float:
 
 
 class Sampler:
-    def __init__(self, *, vocab_size: int) -> None:
+    def __init__(self, *, vocab_size: int, grammars: Grammars | None = None) -> None:
+        """Without `grammars` there can be no sequence that asks for one."""
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._states: dict[SequenceId, _SamplerState] = {}
 
     def knows(self, sequence_id: SequenceId) -> bool:
@@ -72,36 +83,76 @@ class Sampler:
         """As the sequence's parameters say."""
         return self._states[sequence_id].params.num_top_logprobs
 
+    def has_ended(self, sequence_id: SequenceId) -> bool:
+        """Whether the token sampled last ends the answer, as far as that depends on tokens alone."""
+        return self._states[sequence_id].has_ended
+
     def add(self, new: NewSequence) -> None:
         """Its stop tokens are all that end the answer, end of sequence among them.
 
-        Raises: `InternalError` for a token outside the vocabulary.
+        Raises: `InternalError` for a token outside the vocabulary, or a grammar where there can be none.
         """
         biased = (token_id for token_id, _ in new.sampling.logit_bias)
         for token_id in (*new.prompt_token_ids, *new.output_token_ids, *biased):
             if not 0 <= token_id < self._vocab_size:
                 raise InternalError(f"sequence {new.sequence_id} has token {token_id}, outside the vocabulary")
-        self._states[new.sequence_id] = _SamplerState(new, vocab_size=self._vocab_size)
+        guide = None
+        if new.sampling.grammar is not None:
+            if self._grammars is None:
+                raise InternalError(f"sequence {new.sequence_id} has a grammar, for which this sampler was not made")
+            guide = self._grammars.guide(new.sampling.grammar, new.output_token_ids)
+        self._states[new.sequence_id] = _SamplerState(new, vocab_size=self._vocab_size, guide=guide)
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:
-            self._states.pop(sequence_id, None)
+            state = self._states.pop(sequence_id, None)
+            if state is not None and state.guide is not None:
+                state.guide.close()
 
     def sample(self, logits_RV: torch.Tensor, sequence_ids: Sequence[SequenceId]) -> list[int]:
         """One token a row; the states move on by it. Requires: every sequence known. Overwrites `logits_RV`."""
         states = [self._states[sequence_id] for sequence_id in sequence_ids]
-        _apply_biases(logits_RV, states)
-        _apply_penalties(logits_RV, states)
-        _forbid_early_ends(logits_RV, states)
-        token_ids = [int(token_id) for token_id in logits_RV.argmax(dim=-1)]
-        random_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
-        if random_rows:
-            drawn = _draw(logits_RV[random_rows], [states[row] for row in random_rows])
-            for row, token_id in zip(random_rows, drawn, strict=True):
-                token_ids[row] = token_id
+        token_ids = self._pick(logits_RV, states, num_ahead=1)
         for state, token_id in zip(states, token_ids, strict=True):
             state.record(token_id)
         return token_ids
+
+    def propose(self, logits_RV: torch.Tensor, sequence_ids: Sequence[SequenceId], num_ahead: int) -> list[int]:
+        """What `sample` would draw from such logits `num_ahead` tokens after the newest one, 1 for the next: with the
+        noise of that position, and with the penalties so far; the grammar tells of the next token alone. The states
+        stay. Overwrites `logits_RV`.
+
+        A drafter whose logits are close to the model's is accepted most often so: both draw by the same number.
+        """
+        states = [self._states[sequence_id] for sequence_id in sequence_ids]
+        return self._pick(logits_RV, states, num_ahead=num_ahead)
+
+    def _pick(self, logits_RV: torch.Tensor, states: Sequence[_SamplerState], *, num_ahead: int) -> list[int]:
+        positions = [state.num_output_tokens + num_ahead - 1 for state in states]
+        _apply_biases(logits_RV, states)
+        _apply_penalties(logits_RV, states)
+        if num_ahead == 1:
+            self._apply_grammars(logits_RV, states)
+        _forbid_early_ends(logits_RV, states, positions)
+        return _choose(logits_RV, states, positions)
+
+    def _apply_grammars(self, logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
+        guided = [(row, state.guide) for row, state in enumerate(states) if state.guide is not None]
+        if guided and self._grammars is not None:
+            rows, guides = zip(*guided, strict=True)
+            self._grammars.forbid_others(logits_RV, rows, guides)
+
+
+def _choose(logits_RV: torch.Tensor, states: Sequence[_SamplerState], positions: Sequence[int]) -> list[int]:
+    token_ids = [int(token_id) for token_id in logits_RV.argmax(dim=-1)]
+    random_rows = [row for row, state in enumerate(states) if state.params.temperature > 0]
+    if random_rows:
+        drawn = _draw(
+            logits_RV[random_rows], [states[row] for row in random_rows], [positions[row] for row in random_rows]
+        )
+        for row, token_id in zip(random_rows, drawn, strict=True):
+            token_ids[row] = token_id
+    return token_ids
 
 
 def _counts(token_ids: Sequence[int], *, vocab_size: int) -> torch.Tensor:
@@ -118,10 +169,13 @@ def _apply_biases(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> N
             logits_RV[row, state.bias_ids_B] += state.biases_B
 
 
-def _forbid_early_ends(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
-    for row, state in enumerate(states):
-        if not state.may_end and state.end_ids:
+def _forbid_early_ends(logits_RV: torch.Tensor, states: Sequence[_SamplerState], positions: Sequence[int]) -> None:
+    for row, (state, position) in enumerate(zip(states, positions, strict=True)):
+        if state.end_ids and not state.may_end_at(position):
+            ends_B = logits_RV[row, state.end_ids]
             logits_RV[row, state.end_ids] = -torch.inf
+            if state.guide is not None and logits_RV[row].max() == -torch.inf:
+                logits_RV[row, state.end_ids] = ends_B
 
 
 def _apply_penalties(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> None:
@@ -145,11 +199,13 @@ def _apply_penalties(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -
     logits_RV[rows] = picked_RV
 
 
-def _draw(logits_RV: torch.Tensor, states: Sequence[_SamplerState]) -> list[int]:
+def _draw(logits_RV: torch.Tensor, states: Sequence[_SamplerState], positions: Sequence[int]) -> list[int]:
     """Requires: every temperature above 0."""
     scaled_RV = logits_RV.double() / _column(state.params.temperature for state in states)
     weights_RV = torch.exp(scaled_RV - scaled_RV.amax(dim=-1, keepdim=True))
-    uniform = [draw_uniform(seed=state.seed, position=state.num_output_tokens) for state in states]
+    uniform = [
+        draw_uniform(seed=state.seed, position=position) for state, position in zip(states, positions, strict=True)
+    ]
     token_ids = [0] * len(states)
     filtered: list[int] = []
     for row, state in enumerate(states):

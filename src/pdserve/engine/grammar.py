@@ -1,0 +1,121 @@
+"""Grammars: which tokens may come next in an answer that has to match one.
+
+Compiled on a thread of their own, from the moment a sequence is announced, beside the forward pass. Where a sequence is
+in its grammar is a function of its output tokens alone.
+
+An answer that is complete may go on with end-of-sequence tokens only. So may one whose grammar can't be compiled, or
+takes the parser past its limits: the gateway has compiled it too, so that is a bug or an attack, and ends one answer.
+
+Shape suffixes: R rows (sequences with a grammar), V vocabulary, W words of 32 tokens, B bytes of 8.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from pdserve.errors import InternalError
+from pdserve.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_NUM_COMPILED = 64
+"""Grammars kept. Clients send the same few again and again; a compiled one takes some 100 KiB."""
+
+_DEADLINE_S = 60.0
+"""For a grammar to be compiled. llguidance bounds its own work to well below a second; the first one of a process waits
+for the tokenizer's tables too, 0.6 s for 49,152 tokens."""
+
+
+class Guide:
+    """Where one sequence is in its grammar. Threads: the runner's."""
+
+    def __init__(self, matcher: "Future[LLMatcher]") -> None:
+        self._compiling = matcher
+        self._is_reported = False
+
+    def wait(self) -> None:
+        """Until it is compiled. Raises: `InternalError` when that takes too long."""
+        _ = self._matcher
+
+    def fill(self, mask_RW: np.ndarray[tuple[int, int], np.dtype[np.int32]], row: int) -> None:
+        """The tokens that may come next. Requires: room for the vocabulary of model and tokenizer."""
+        fill_next_token_bitmask(self._matcher, mask_RW, row)
+        if self._matcher.is_error() and not self._is_reported:
+            self._is_reported = True
+            _log.warning("grammar_failed error=%r", self._matcher.get_error())
+
+    def advance(self, token_id: int) -> None:
+        _consume(self._matcher, token_id)
+
+    def close(self) -> None:
+        """The sequence ended."""
+        self._compiling.cancel()
+
+    @cached_property
+    def _matcher(self) -> LLMatcher:
+        try:
+            return self._compiling.result(timeout=_DEADLINE_S)
+        except TimeoutError:
+            raise InternalError(f"a grammar was not compiled in {_DEADLINE_S:.0f} s") from None
+
+
+class Grammars:
+    """Threads: the runner's; compiles on one of its own."""
+
+    def __init__(self, model_dir: Path, *, vocab_size: int) -> None:
+        """`vocab_size` is the model's. Reads the tokenizer when the first grammar comes."""
+        self._model_dir = model_dir
+        self._vocab_size = vocab_size
+        self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._compiled = lru_cache(maxsize=_NUM_COMPILED)(self._compile)
+
+    def guide(self, grammar: str, output_token_ids: Sequence[int]) -> Guide:
+        """At once: it is compiled beside what the caller does next."""
+        return Guide(self._compiler.submit(self._matcher_after, grammar, output_token_ids))
+
+    def forbid_others(self, logits_RV: torch.Tensor, rows: Sequence[int], guides: Sequence[Guide]) -> None:
+        """All but the tokens that may come next become impossible. Requires: logits in host memory."""
+        for guide in guides:
+            guide.wait()
+        mask_RW = allocate_token_bitmask(len(guides), self._tokenizer.vocab_size)
+        for index, guide in enumerate(guides):
+            guide.fill(mask_RW, index)
+        mask_RB = mask_RW.view(np.uint8)
+        is_allowed_RV = np.unpackbits(mask_RB, axis=1, count=logits_RV.shape[1], bitorder="little").view(np.bool_)
+        is_forbidden_RV = torch.from_numpy(~is_allowed_RV)  # pyright: ignore[reportUnknownMemberType]
+        for row, is_forbidden_V in zip(rows, is_forbidden_RV, strict=True):
+            logits_RV[row].masked_fill_(is_forbidden_V, -torch.inf)
+
+    def _matcher_after(self, grammar: str, output_token_ids: Sequence[int]) -> LLMatcher:
+        """On the compiler's thread."""
+        matcher = self._compiled(grammar).deep_copy()
+        for token_id in output_token_ids:
+            _consume(matcher, token_id)
+        return matcher
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        """Made on the compiler's thread, before any guide is ready."""
+        tokenizer = Tokenizer.load(self._model_dir)
+        return LLTokenizer(
+            str(self._model_dir / "tokenizer.json"),
+            # A model's vocabulary may be padded; a tokenizer may know tokens that the model does not.
+            n_vocab=max(self._vocab_size, tokenizer.vocab_size),
+            eos_token=sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < self._vocab_size),
+        )
+
+
+def _consume(matcher: LLMatcher, token_id: int) -> None:
+    """A grammar that has stopped takes no more: what follows is the end of sequence, again and again."""
+    if not matcher.is_stopped():
+        matcher.consume_token(token_id)
