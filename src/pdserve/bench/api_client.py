@@ -23,7 +23,7 @@ class Answer:
     finish_reason: str | None = None
     sent_ns: int
     token_ns: list[int] = field(default_factory=list[int])
-    """One instant a chunk with a token."""
+    """Of each token, when its chunk came."""
 
     @property
     def ttft_s(self) -> float:
@@ -88,6 +88,7 @@ def _take(answer: Answer, event: dict[str, Any]) -> None:
     answer.answer_id = event["id"]
     for choice in event["choices"]:
         answer.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-        answer.token_ids += choice.get("token_ids") or []
+        token_ids: list[int] = choice.get("token_ids") or []
+        answer.token_ids += token_ids
+        answer.token_ns += [time.monotonic_ns()] * len(token_ids)
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
-        answer.token_ns.append(time.monotonic_ns())

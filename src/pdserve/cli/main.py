@@ -19,6 +19,7 @@ COMMANDS = {
     "bench-transfer": "pdserve.cli.bench_transfer",
     "bench-engine": "pdserve.cli.bench_engine",
     "bench-serving": "pdserve.cli.bench_serving",
+    "bench-decoding": "pdserve.cli.bench_decoding",
 }
 """Each module offers `add_parser(subparsers)` and `run(arguments) -> int`."""
 

@@ -1,4 +1,4 @@
-"""`pdserve verify-semantics`: a battery of requests to a colocated and a disaggregated server, which must not differ."""
+"""`pdserve verify-semantics`: requests to a colocated and a disaggregated server, whose answers must not differ."""
 
 import argparse
 import asyncio
