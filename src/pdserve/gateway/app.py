@@ -73,6 +73,7 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     app.router.add_get("/live", status.live)
     app.router.add_get("/metrics", status.metrics)
     app.router.add_get("/version", status.version)
+    app.router.add_get("/openapi.json", status.openapi)
     app.router.add_get("/workers", status.workers)
     app.router.add_get("/cluster", cluster)
     app.on_startup.append(start)

@@ -9,6 +9,7 @@ from aiohttp import web
 from pdserve.clock import Clock
 from pdserve.config.role import Role
 from pdserve.gateway.hub import Hub
+from pdserve.gateway.openapi import openapi_document
 from pdserve.gateway.served_model import DEFAULT_MODEL, ServedModel
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.units import ns_to_seconds
@@ -88,6 +89,9 @@ class StatusEndpoints:
         return web.Response(
             body=self._metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json(openapi_document(version=_package_version()))
 
     async def version(self, request: web.Request) -> web.Response:
         return _json({"version": _package_version(), "protocol_version": PROTOCOL_VERSION})

@@ -35,7 +35,7 @@ class TokenizeText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     add_special_tokens: bool = True
 
 
-class _TokenizeChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelName = DEFAULT_MODEL
     messages: list[object]
     add_generation_prompt: bool = True
@@ -59,7 +59,7 @@ def parse_tokenize_request(body: bytes) -> TokenizeText | TokenizeChat:
         return convert(without_no_ops(fields, TEXT_NO_OPS), TokenizeText)
     if "prompt" in fields:
         raise InvalidField("'prompt' and 'messages' exclude each other; send one of them", param="messages")
-    chat = convert(without_no_ops(fields, CHAT_NO_OPS), _TokenizeChatBody)
+    chat = convert(without_no_ops(fields, CHAT_NO_OPS), TokenizeChatBody)
     read_as_chat = parse_chat_request(msgspec.json.encode({"model": chat.model, "messages": chat.messages}))
     return TokenizeChat(
         model=chat.model, messages=read_as_chat.messages, add_generation_prompt=chat.add_generation_prompt
