@@ -44,10 +44,13 @@ async def _start_ranks(spec: EngineSpec, info: EngineInfo, nic_writes: NicWrites
     """Raises: as `start_engine`; then no rank is left."""
     num_ranks = spec.tensor_parallel_size
     kv_bytes = kv_region_bytes(info.sharding.rank_layout, num_pages=spec.num_pages)
+    draft_kv_bytes = kv_region_bytes(info.draft_layout, num_pages=spec.num_pages) if info.draft_layout else None
     # A file without a name: nothing of it is left, however the processes end.
     rendezvous_fd = os.memfd_create("pdserve-rendezvous") if num_ranks > 1 else None
     try:
-        group = await RankGroup.spawn(spec, kv_bytes=kv_bytes, rendezvous_fd=rendezvous_fd)
+        group = await RankGroup.spawn(
+            spec, kv_bytes=kv_bytes, draft_kv_bytes=draft_kv_bytes, rendezvous_fd=rendezvous_fd
+        )
     finally:
         if rendezvous_fd is not None:
             os.close(rendezvous_fd)
@@ -78,11 +81,12 @@ class RankEngine:
 
     def __init__(self, group: RankGroup, nic_writes: NicWrites, info: EngineInfo) -> None:
         self.info = info
-        lead, *others = (rank.lead_regions for rank in group.ranks)
-        self.kv_regions = tuple(rank.kv_region for rank in group.ranks if rank.kv_region is not None)
-        if len(self.kv_regions) != len(group.ranks) or len(lead) != 2 or any(others):
-            raise InternalError("a rank process sent another number of regions than it should")
-        self.tail_region, self.counter_region = lead
+        regions = [rank.regions for rank in group.ranks if rank.regions is not None]
+        lead = regions[0].lead if regions else None
+        if len(regions) != len(group.ranks) or lead is None:
+            raise InternalError("a rank process was ready without its regions")
+        self.kv_regions = tuple(each.kv for each in regions)
+        self.tail_region, self.counter_region, self.draft_kv_region = lead.tail, lead.counter, lead.draft_kv
         self._group = group
         self._nic_writes = nic_writes
         self._is_running = False

@@ -7,14 +7,17 @@ Shape suffixes: T rows, N heads, I inputs, O outputs.
 """
 
 import copy
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from pdserve._kernels import CpuKernels, PackedMatrix
-from pdserve.model.decoder import Decoder
+from pdserve.model.decoder import LayerStack
 from pdserve.model.products import GatedLinear, HeadLinear, Linear
+
+Stack = TypeVar("Stack", bound=LayerStack)
 
 _MIN_SHARED_WORK = 1 << 18
 """Multiplications from which a product is shared out: about 10 us of work, what waking the other threads costs."""
@@ -54,25 +57,25 @@ class KernelHeadProducts(nn.Module):
         return torch.stack([product(x_TNI[:, n]) for n, product in enumerate(self._products)], dim=1)
 
 
-def fit_kernels(decoder: Decoder) -> bool:
-    weight = decoder.embedding.weight
+def fit_kernels(stack: LayerStack) -> bool:
+    weight = stack.embedding.weight
     return weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def with_kernels(decoder: Decoder, *, num_threads: int) -> Decoder:
-    """A decoder that shares all with the given one but its products' weights, of which it has packed copies.
+def with_kernels(stack: Stack, *, num_threads: int) -> Stack:
+    """A model or head that shares all with the given one but its products' weights, of which it has packed copies.
 
-    Requires: `fit_kernels(decoder)`.
+    Requires: `fit_kernels(stack)`.
     """
     kernels = Kernels(num_threads=num_threads)
-    shared = (decoder.communicator, *decoder.parameters(), *decoder.buffers())
-    packed_decoder = copy.deepcopy(decoder, {id(part): part for part in shared})
-    for owner in list(packed_decoder.modules()):
+    shared = (stack.communicator, *stack.parameters(), *stack.buffers())
+    packed_stack = copy.deepcopy(stack, {id(part): part for part in shared})
+    for owner in list(packed_stack.modules()):
         for name, product in list(owner.named_children()):
             replacement = _replacement(kernels, product)
             if replacement is not None:
                 setattr(owner, name, replacement)
-    return packed_decoder
+    return packed_stack
 
 
 def _replacement(kernels: Kernels, product: nn.Module) -> nn.Module | None:

@@ -4,6 +4,7 @@ Shape suffixes: L layers, P pages, H KV heads of the rank, K planes (K and V, or
 D head dimension; I tail slots, E hidden.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from pdserve.engine.shape import SPARE_BYTES, kv_region_bytes, tail_slot_bytes
 from pdserve.errors import InternalError
 from pdserve.kv.layout import DTYPE_BYTES, KvLayout
 from pdserve.layer_counter import REGION_BYTES
+from pdserve.schedule.batch import PageCopy
 from pdserve.shared_region import SharedRegion
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -30,10 +32,12 @@ class KvStorage:
     pages_LPHKSD: torch.Tensor
 
     @classmethod
-    def create(cls, *, layout: KvLayout, num_pages: int, cuda_device: int | None = None) -> "KvStorage":
+    def create(
+        cls, *, layout: KvLayout, num_pages: int, name: str = "pdserve-kv", cuda_device: int | None = None
+    ) -> "KvStorage":
         """Raises: `ConfigError` when the device has not so much memory."""
         region = create_region(
-            name="pdserve-kv", num_bytes=kv_region_bytes(layout, num_pages=num_pages), cuda_device=cuda_device
+            name=name, num_bytes=kv_region_bytes(layout, num_pages=num_pages), cuda_device=cuda_device
         )
         num_values = layout.region_bytes(num_pages) // DTYPE_BYTES[layout.dtype]
         values = _values_of(region, TORCH_DTYPES[layout.dtype], num_values)
@@ -50,6 +54,11 @@ class KvStorage:
                 layout.head_dim,
             ),
         )
+
+    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+        """All bytes of each page, in order: a page may be copied on."""
+        for copy in copies:
+            self.pages_LPHKSD[:, copy.target] = self.pages_LPHKSD[:, copy.source]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,20 +8,21 @@ from pathlib import Path
 import torch
 
 from pdserve.engine.communicator import join_ranks
-from pdserve.engine.cpu_executor import CpuExecutor
-from pdserve.engine.executor import Executor
-from pdserve.engine.kv_storage import TORCH_DTYPES, KvStorage, LeadStorage
+from pdserve.engine.draft_loading import load_drafter
+from pdserve.engine.draft_shape import draft_shape_of
+from pdserve.engine.executor_loading import load_executor
+from pdserve.engine.grammar import Grammars
+from pdserve.engine.kv_storage import KvStorage, LeadStorage
+from pdserve.engine.lead import Lead
 from pdserve.engine.port import EngineSpec
 from pdserve.engine.rank_protocol import RankStart
-from pdserve.engine.region import Region
-from pdserve.engine.runner import Lead, Runner
+from pdserve.engine.rank_regions import LeadRegions, RankRegions
+from pdserve.engine.runner import Runner
+from pdserve.engine.sampler import Sampler
 from pdserve.engine.shape import cuda_device_of
-from pdserve.engine.torch_executor import TorchExecutor
 from pdserve.errors import ConfigError
 from pdserve.kv.layout import KvLayout
 from pdserve.model.config import ModelConfig
-from pdserve.model.decoder import Decoder
-from pdserve.model.weights import load_decoder
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +30,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRank:
     runner: Runner
-    regions: tuple[Region, ...]
-    """KV; on rank 0 also tail and counter."""
+    regions: RankRegions
 
 
 def load_rank(config: ModelConfig, layout: KvLayout, start: RankStart) -> LoadedRank:
@@ -46,23 +46,11 @@ def load_rank(config: ModelConfig, layout: KvLayout, start: RankStart) -> Loaded
         rendezvous_fd=start.rendezvous_fd,
         backend="gloo" if cuda_device is None else "nccl",
     )
-    decoder = load_decoder(
-        Path(spec.model_dir),
-        config,
-        dtype=TORCH_DTYPES[spec.dtype],
-        device=device,
-        communicator=communicator,
-    )
     storage = KvStorage.create(layout=layout, num_pages=spec.num_pages, cuda_device=cuda_device)
-    executor = _executor_for(decoder, storage, spec)
-    regions: tuple[Region, ...] = (storage.region,)
-    lead = None
-    if start.rank == 0:
-        lead_storage = LeadStorage.create(
-            num_tail_slots=spec.num_tail_slots, hidden_dim=config.hidden_dim, dtype=spec.dtype
-        )
-        lead = Lead(lead_storage, vocab_size=config.vocab_size, device=device)
-        regions += (lead_storage.tail_region, lead_storage.counter_region)
+    executor = load_executor(
+        Path(spec.model_dir), config, storage, communicator=communicator, num_threads=spec.num_threads
+    )
+    lead, lead_regions = _load_lead(config, spec, device) if start.rank == 0 else (None, None)
     _log.info(
         "model_loaded dir=%s rank=%d executor=%s seconds=%.1f",
         spec.model_dir,
@@ -72,8 +60,30 @@ def load_rank(config: ModelConfig, layout: KvLayout, start: RankStart) -> Loaded
     )
     return LoadedRank(
         runner=Runner(config=config, storage=storage, executor=executor, lead=lead),
-        regions=regions,
+        regions=RankRegions(kv=storage.region, lead=lead_regions),
     )
+
+
+def _load_lead(config: ModelConfig, spec: EngineSpec, device: torch.device) -> tuple[Lead, LeadRegions]:
+    """What rank 0 has beside its part of the model, the drafter among it."""
+    storage = LeadStorage.create(num_tail_slots=spec.num_tail_slots, hidden_dim=config.hidden_dim, dtype=spec.dtype)
+    shape = draft_shape_of(config, spec)
+    draft = None if shape is None else load_drafter(shape, config, spec, cuda_device=cuda_device_of(spec, rank=0))
+    lead = Lead(
+        storage,
+        sampler=Sampler(
+            vocab_size=config.vocab_size,
+            grammars=Grammars(Path(spec.model_dir), vocab_size=config.vocab_size),
+        ),
+        device=device,
+        drafter=None if draft is None else draft.drafter,
+    )
+    regions = LeadRegions(
+        tail=storage.tail_region,
+        counter=storage.counter_region,
+        draft_kv=None if draft is None else draft.region,
+    )
+    return lead, regions
 
 
 def _device(cuda_device: int | None) -> torch.device:
@@ -84,9 +94,3 @@ def _device(cuda_device: int | None) -> torch.device:
         raise ConfigError(f"torch {torch.__version__} can't use CUDA here: install a build for this driver's CUDA")
     torch.cuda.set_device(cuda_device)
     return torch.device("cuda", cuda_device)
-
-
-def _executor_for(decoder: Decoder, storage: KvStorage, spec: EngineSpec) -> Executor:
-    if CpuExecutor.fits(decoder):
-        return CpuExecutor(decoder, storage, num_threads=spec.num_threads)
-    return TorchExecutor(decoder, storage)

@@ -75,7 +75,7 @@ def _serve(connection: socket.socket) -> int:
     loaded = load_rank(config, sharding.rank_layout, start)
     frame = encode_frame(RankReady())
     # The descriptors travel with the first byte; a partial send after it carries none.
-    sent = socket.send_fds(connection, [frame], [region.fd for region in loaded.regions])
+    sent = socket.send_fds(connection, [frame], [region.fd for region in loaded.regions.all])
     connection.sendall(frame[sent:])
     while (request := receive_request(connection)) is not None:
         if not isinstance(request, RunPass):

@@ -6,12 +6,11 @@ first that ended otherwise than by the loss of another.
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 from pdserve.engine.port import EngineSpec
 from pdserve.engine.rank_process import RankEnd, RankProcess
 from pdserve.engine.rank_protocol import RankReply, StartRefused
-from pdserve.engine.region import map_region
+from pdserve.engine.rank_regions import RegionsToMap
 from pdserve.engine.shape import cuda_device_of
 from pdserve.errors import ConfigError, InternalError, PdserveError
 
@@ -32,16 +31,24 @@ class RankGroup:
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def spawn(cls, spec: EngineSpec, *, kv_bytes: int, rendezvous_fd: int | None) -> "RankGroup":
-        """`kv_bytes` are those of the KV region of each rank."""
+    async def spawn(
+        cls, spec: EngineSpec, *, kv_bytes: int, draft_kv_bytes: int | None, rendezvous_fd: int | None
+    ) -> "RankGroup":
+        """`kv_bytes` are those of the KV region of each rank, `draft_kv_bytes` those of the drafter's on rank 0."""
         group = cls()
         try:
             for rank in range(spec.tensor_parallel_size):
+                regions_to_map = RegionsToMap(
+                    cuda_device=cuda_device_of(spec, rank=rank),
+                    kv_bytes=kv_bytes,
+                    is_lead=rank == 0,
+                    draft_kv_bytes=draft_kv_bytes,
+                )
                 process = await RankProcess.spawn(
                     rank,
                     num_threads=spec.num_threads,
                     inherited_fds=() if rendezvous_fd is None else (rendezvous_fd,),
-                    map_kv=partial(map_region, num_bytes=kv_bytes, cuda_device=cuda_device_of(spec, rank=rank)),
+                    regions_to_map=regions_to_map,
                     on_reply=group._take_reply,
                 )
                 group.ranks += (process,)

@@ -19,9 +19,8 @@ from pdserve.engine.rank_protocol import (
     reply_decoder,
     take_frames,
 )
-from pdserve.engine.region import Region
+from pdserve.engine.rank_regions import RankRegions, RegionsToMap
 from pdserve.errors import ConfigError, InternalError
-from pdserve.shared_region import SharedRegion
 
 _EXIT_TIMEOUT_S = 5.0
 """From the end of the file to the end of the process."""
@@ -63,16 +62,15 @@ class RankProcess:
         connection: socket.socket,
         process: asyncio.subprocess.Process,
         *,
-        map_kv: Callable[[int], Region],
+        regions_to_map: RegionsToMap,
         on_reply: Callable[[int, RankReply], None],
     ) -> None:
-        """`map_kv` maps the KV region of a descriptor; `on_reply` takes all that the rank says but its last words."""
+        """`on_reply` takes all that the rank says but its last words."""
         self.rank = rank
         self.pid = process.pid
-        self.kv_region: Region | None = None
+        self.regions: RankRegions | None = None
         """None until the rank is ready."""
-        self.lead_regions: tuple[SharedRegion, ...] = ()
-        self._map_kv = map_kv
+        self._regions_to_map = regions_to_map
         self._on_reply = on_reply
         self._socket = connection
         self._process = process
@@ -89,7 +87,7 @@ class RankProcess:
         *,
         num_threads: int,
         inherited_fds: tuple[int, ...],
-        map_kv: Callable[[int], Region],
+        regions_to_map: RegionsToMap,
         on_reply: Callable[[int, RankReply], None],
     ) -> "RankProcess":
         ours, theirs = socket.socketpair()
@@ -107,7 +105,7 @@ class RankProcess:
                 env=child_environment(OMP_NUM_THREADS=str(num_threads), GLOO_SOCKET_IFNAME="lo"),
             )
             undo.pop_all()
-        return cls(rank, ours, process, map_kv=map_kv, on_reply=on_reply)
+        return cls(rank, ours, process, regions_to_map=regions_to_map, on_reply=on_reply)
 
     async def send(self, frame: bytes) -> None:
         """What is sent to a rank that has ended is lost: `end` says so."""
@@ -123,17 +121,15 @@ class RankProcess:
         self.kill()
         await self.end
         self._socket.close()
-        for region in (self.kv_region, *self.lead_regions):
-            if region is not None:
-                region.close()
+        if self.regions is not None:
+            self.regions.close()
 
     def _read(self) -> None:
         """Takes in what lies in the socket; the last thing to be read are the last words, or the end of the file."""
         try:
             piece, fds, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, MAX_REGIONS)
             if fds:
-                self.lead_regions = tuple(SharedRegion.from_fd(fd) for fd in fds[1:])
-                self.kv_region = self._map_kv(fds[0])
+                self.regions = self._regions_to_map.map(fds)
             self._received += piece
             for payload in take_frames(self._received):
                 reply = reply_decoder.decode(payload)

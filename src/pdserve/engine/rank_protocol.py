@@ -1,7 +1,7 @@
 """Messages between a worker and one of its rank processes, over a Unix socket that the rank inherits.
 
 Frame: u32 little-endian length, then that many bytes of msgpack. Conversation: `RankStart`, answered by `RankReady`
-(with descriptors of the rank's regions beside its first byte: KV; from rank 0 tail and counter too) or `StartRefused`;
+(with descriptors of the rank's regions beside its first byte, see `pdserve.engine.rank_regions`) or `StartRefused`;
 then any number of `RunPass`, each answered by `PassDone` or `RankFailed`, after which the rank exits. End of file on
 either side ends both. All ranks are sent the same `RunPass`.
 """
@@ -19,7 +19,8 @@ LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Far above the largest batch: 32 new sequences of 128 K tokens, 5 bytes a token, are 21 MB."""
 
-MAX_REGIONS = 3
+MAX_REGIONS = 4
+"""Of rank 0 with a drafter."""
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="start"):

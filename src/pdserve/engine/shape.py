@@ -1,7 +1,9 @@
 """What a spec comes to for its model: worked out alike by the main process and by every rank. Torch-free."""
 
+import hashlib
 from pathlib import Path
 
+from pdserve.engine.draft_shape import DraftShape, draft_shape_of
 from pdserve.engine.port import EngineInfo, EngineSpec
 from pdserve.errors import ConfigError
 from pdserve.kv.layout import DTYPE_BYTES, KvLayout
@@ -52,12 +54,21 @@ def info_of(spec: EngineSpec) -> EngineInfo:
         raise ConfigError(f"{spec.tensor_parallel_size} ranks can't be spread over CUDA devices {spec.cuda_devices}")
     model_dir = Path(spec.model_dir)
     config = read_config(model_dir)
+    draft = draft_shape_of(config, spec)
     return EngineInfo(
         sharding=sharding_of(config, spec),
         num_pages=spec.num_pages,
         num_tail_slots=spec.num_tail_slots,
         tail_slot_bytes=tail_slot_bytes(hidden_dim=config.hidden_dim, dtype=spec.dtype),
         max_model_len=config.max_model_len,
-        model_fingerprint=fingerprint(model_dir, config),
+        draft_layout=None if draft is None else draft.layout,
+        model_fingerprint=_with_drafter(fingerprint(model_dir, config), draft),
         pids=(),
     )
+
+
+def _with_drafter(model_fingerprint: str, draft: DraftShape | None) -> str:
+    """KV is exchangeable where the drafter's is too."""
+    if draft is None:
+        return model_fingerprint
+    return hashlib.sha256(f"{model_fingerprint} {draft.fingerprint}".encode()).hexdigest()[: len(model_fingerprint)]

@@ -33,7 +33,7 @@ class TorchExecutor:
         token_ids_T = torch.tensor([token_id for chunk in chunks for token_id in chunk.token_ids])
         positions_T = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
         return self._decoder(
-            token_ids_T.to(self._device), positions_T.to(self._device), _PagedCache(chunks, self._storage), on_layer
+            token_ids_T.to(self._device), positions_T.to(self._device), PagedCache(chunks, self._storage), on_layer
         )
 
     @torch.inference_mode()
@@ -45,7 +45,7 @@ class TorchExecutor:
         return self._decoder.logits(normed_RE).float().cpu()
 
 
-class _PagedCache:
+class PagedCache:
     """The cache as the model sees it in one pass."""
 
     def __init__(self, chunks: Sequence[Chunk], storage: KvStorage) -> None:

@@ -1,0 +1,130 @@
+"""A drafter that is a smaller model with the same tokenizer.
+
+Token j is at position j of its cache, as it is of the model's. To guess what comes after the newest token it reads that
+token too, which the model reads in its next pass; and then each of its own guesses but the last. Those that turn out
+right need not be read again.
+
+Shape suffixes: T tokens of all chunks, R rows to guess from, E hidden, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pdserve.engine.drafter import Followed, Propose
+from pdserve.engine.executor import Executor
+from pdserve.engine.guessing import Line, Reach, guess_ahead, no_tick
+from pdserve.engine.kv_storage import KvStorage
+from pdserve.ids import SequenceId
+from pdserve.model.decoder import OnLayer
+from pdserve.schedule.batch import Chunk, PageCopy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReadAhead:
+    """What the cache has beyond the tokens of the model's cache."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    page_indices: tuple[int, ...]
+    """Of the whole sequence."""
+
+
+class DraftModel:
+    """Implements `pdserve.engine.drafter.Drafter`."""
+
+    reads_hidden = False
+
+    def __init__(self, executor: Executor, storage: KvStorage, *, max_model_len: int, num_draft_tokens: int) -> None:
+        """`max_model_len` is the smaller one of the two models': guesses end where either context does."""
+        self._executor = executor
+        self._storage = storage
+        self._reach = Reach(
+            num_draft_tokens=num_draft_tokens,
+            max_model_len=max_model_len,
+            page_slots=storage.layout.page_slots,
+            lag=0,
+        )
+        self._read_ahead: dict[SequenceId, _ReadAhead] = {}
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        self._storage.copy_pages(copies)
+
+    def follow(
+        self, chunks: Sequence[Followed], on_layer: OnLayer, propose: Propose
+    ) -> dict[SequenceId, tuple[int, ...]]:
+        unread: list[Chunk] = []
+        lines: list[Line] = []
+        rows: list[int] = []
+        num_tokens = 0
+        for chunk in chunks:
+            line = self._reach.line_of(chunk)
+            tokens = self._unread(chunk, with_sampled=line is not None)
+            if tokens is not None:
+                unread.append(tokens)
+                num_tokens += len(tokens.token_ids)
+            if line is not None:
+                lines.append(line)
+                rows.append(num_tokens - 1)
+        if not unread:
+            for layer_index in range(self._storage.layout.num_layers):
+                on_layer(layer_index)
+            return {}
+        x_TE = self._executor.forward(unread, on_layer)
+        if not lines:
+            return {}
+        guesses = guess_ahead(lines, self._logits(x_TE[rows]), propose=propose, step=self._step)
+        self._remember(chunks, guesses)
+        return guesses
+
+    def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
+        for sequence_id in sequence_ids:
+            self._read_ahead.pop(sequence_id, None)
+
+    def _unread(self, chunk: Followed, *, with_sampled: bool) -> Chunk | None:
+        """What is still to be read of the chunk, in the context; None: nothing."""
+        token_ids = chunk.token_ids[: max(0, self._reach.max_model_len - chunk.start)]
+        if with_sampled and chunk.sampled_token_id is not None:
+            token_ids += (chunk.sampled_token_id,)
+        if not token_ids:
+            return None
+        num_read = self._num_read(chunk, token_ids)
+        return Chunk(
+            sequence_id=chunk.sequence_id,
+            start=chunk.start + num_read,
+            token_ids=token_ids[num_read:],
+            page_indices=chunk.page_indices,
+            samples=False,
+        )
+
+    def _num_read(self, chunk: Followed, token_ids: Sequence[int]) -> int:
+        """How many tokens were read ahead, and can stay. The last one is read in any case, for its logits."""
+        ahead = self._read_ahead.pop(chunk.sequence_id, None)
+        if ahead is None or ahead.start != chunk.start:
+            return 0
+        first_page = chunk.start // self._reach.page_slots
+        pages = slice(first_page, min(len(ahead.page_indices), len(chunk.page_indices)))
+        if ahead.page_indices[pages] != chunk.page_indices[pages]:
+            return 0
+        num_comparable = min(len(ahead.token_ids), len(token_ids) - 1)
+        return next(
+            (index for index in range(num_comparable) if ahead.token_ids[index] != token_ids[index]), num_comparable
+        )
+
+    def _remember(self, chunks: Sequence[Followed], guesses: dict[SequenceId, tuple[int, ...]]) -> None:
+        for chunk in chunks:
+            if chunk.sequence_id in guesses and chunk.sampled_token_id is not None:
+                self._read_ahead[chunk.sequence_id] = _ReadAhead(
+                    start=chunk.start + len(chunk.token_ids),
+                    token_ids=(chunk.sampled_token_id, *guesses[chunk.sequence_id][:-1]),
+                    page_indices=chunk.page_indices,
+                )
+
+    def _step(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> torch.Tensor:
+        """See `pdserve.engine.guessing.Step`."""
+        del rows
+        return self._logits(self._executor.forward(chunks, no_tick))
+
+    def _logits(self, x_RE: torch.Tensor) -> torch.Tensor:
+        return self._executor.logits(self._executor.final_norm(x_RE))
