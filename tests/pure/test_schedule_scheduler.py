@@ -58,7 +58,7 @@ def sequence(sequence_id: int, *, num_tokens: int, max_tokens: int | None = None
 
 
 def result_of(batch: Batch) -> BatchResult:
-    sampled = tuple((chunk.sequence_id, 9) for chunk in batch.chunks if chunk.samples)
+    sampled = tuple((chunk.sequence_id, (9,)) for chunk in batch.chunks if chunk.samples)
     return BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=0, ended_ns=1)
 
 
@@ -99,7 +99,7 @@ def test_schedule_local_prefill_samples_at_the_end_of_its_last_chunk() -> None:
     second, outcome = bench.step()
     assert ranges(second) == [(1, 32, 50)]
     assert [new.sequence_id for new in second.new_sequences] == [1]
-    assert outcome.sampled == [(prompt, 9)]
+    assert outcome.sampled == [(prompt, (9,))]
     third, _ = bench.step()
     assert (ranges(third), third.new_sequences) == ([(1, 50, 51)], ())
 
@@ -112,7 +112,7 @@ def test_schedule_handed_over_sequence_decodes_in_the_next_batch_before_any_prom
     batch, outcome = bench.step()
     assert ranges(batch) == [(2, 8, 9), (1, 32, 63)]
     assert batch.chunks[0].page_indices == (25, 26, 27), "the page of its last token came from the pool"
-    assert [token for _, token in outcome.sampled] == [9]
+    assert [tokens for _, tokens in outcome.sampled] == [(9,)]
 
 
 def test_schedule_short_prompts_share_a_batch_only_up_to_saturation() -> None:
@@ -172,16 +172,18 @@ def test_schedule_remove_during_the_pass_drops_the_token_and_comes_with_the_outc
     bench.pool.audit(num_owned=0)
 
 
-def test_schedule_executor_forgets_only_what_it_knows() -> None:
-    bench = Bench()
+def test_schedule_executor_is_told_once_that_a_sequence_it_met_has_ended() -> None:
+    bench = Bench(limits=ScheduleLimits(max_batch_tokens=32, saturation_tokens=1, max_running=8))
     bench.add_handed_over(1, num_tokens=5, num_pages=2)
-    bench.add(sequence(2, num_tokens=100, max_tokens=2))
-    bench.step()
+    bench.add(sequence(2, num_tokens=10))
+    bench.add(sequence(3, num_tokens=100, max_tokens=2))
+    _, outcome = bench.step()
+    assert [prefilled.sequence_id for prefilled in outcome.prefilled] == [2]
     bench.scheduler.remove(SequenceId(1))
-    bench.scheduler.remove(SequenceId(2))
-    bench.add(sequence(3, num_tokens=5))
-    batch, _ = bench.step()
-    assert batch.ended_sequences == (1,)
+    bench.scheduler.remove(SequenceId(3))
+    bench.add(sequence(4, num_tokens=50))
+    batches = [bench.step()[0] for _ in range(2)]
+    assert [batch.ended_sequences for batch in batches] == [(1, 2), ()], "the third was in no batch"
 
 
 def test_schedule_short_pool_preempts_the_youngest_and_resumes_it_with_its_output() -> None:
@@ -199,7 +201,7 @@ def test_schedule_short_pool_preempts_the_youngest_and_resumes_it_with_its_outpu
     batch, outcome = bench.step()
     assert ranges(batch) == [(2, 0, 8)]
     assert [new.output_token_ids for new in batch.new_sequences] == [(9,)]
-    assert outcome.sampled == [(younger, 9)]
+    assert outcome.sampled == [(younger, (9,))]
 
 
 def test_schedule_preempted_sequence_goes_before_shorter_prompts() -> None:
@@ -216,7 +218,7 @@ def test_schedule_preempted_sequence_goes_before_shorter_prompts() -> None:
     assert ranges(batch) == [(2, 0, 12), (3, 0, 2)]
 
 
-def test_schedule_sequence_readmitted_in_the_pass_of_its_preemption_is_kept_by_the_executor() -> None:
+def test_schedule_sequence_readmitted_in_the_pass_of_its_preemption_ends_and_begins_anew() -> None:
     bench = Bench(num_pages=7)
     bench.add_handed_over(1, num_tokens=4, num_pages=1)
     bench.add_handed_over(2, num_tokens=6, num_pages=6)
@@ -224,7 +226,8 @@ def test_schedule_sequence_readmitted_in_the_pass_of_its_preemption_is_kept_by_t
     batch, _ = bench.step()
     assert bench.scheduler.num_preemptions == 1
     assert ranges(batch) == [(1, 4, 5), (2, 0, 7)]
-    assert (batch.new_sequences, batch.ended_sequences) == ((), ())
+    assert batch.ended_sequences == (2,)
+    assert [(new.sequence_id, new.output_token_ids) for new in batch.new_sequences] == [(2, (9,))]
 
 
 def test_schedule_prefill_only_sequence_is_never_preempted() -> None:

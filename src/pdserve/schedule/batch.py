@@ -28,7 +28,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_prompt_logprobs: int | None = None
     """Logprobs are wanted of the tokens `[start + 1, stop + 1)`, and of so many of the likeliest in their places."""
     next_token_id: int | None = None
-    """The known token after the chunk, where logprobs of it are wanted; None: the chunk has the last prompt token."""
+    """The known token after the chunk, where logprobs of it are wanted; None: the chunk ends with the last prompt
+    token. So the wanted ones are `token_ids[1:]` and this one."""
 
     @property
     def stop(self) -> int:
@@ -53,7 +54,8 @@ class PageCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One forward pass."""
+    """One forward pass. The engine first forgets `ended_sequences`, then learns `new_sequences`, makes `copies`, and
+    computes `chunks`. A sequence may be in several of these: preempted, it ends, and begins again from token 0."""
 
     pass_index: int
     """Counts passes from 0 without gaps; fixes the layer counter's values (see `pdserve.layer_counter`)."""
@@ -62,7 +64,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Made before anything is computed, in this order."""
     new_sequences: tuple[NewSequence, ...] = ()
     ended_sequences: tuple[SequenceId, ...] = ()
-    """They were in batches, and the engine may forget all about them."""
+    """They were in batches before this one, and the engine forgets all about them."""
 
 
 class BatchResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +75,8 @@ class BatchResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     logprobs: tuple[tuple[SequenceId, tuple[TokenLogprobs, ...]], ...] = ()
     """Of the sampled tokens of the sequences that ask for them."""
     prompt_logprobs: tuple[tuple[SequenceId, tuple[TokenLogprobs, ...]], ...] = ()
-    """For each chunk with `num_prompt_logprobs`: of `[start + 1, stop + 1)`, as far as these are prompt tokens."""
+    """For each chunk with `num_prompt_logprobs`, in the order of the chunks: of its `token_ids[1:]`, and of its
+    `next_token_id` where it has one."""
     drafts: tuple[tuple[SequenceId, tuple[int, ...]], ...] = ()
     """What the engine's drafter thinks comes after the sampled tokens; nothing where it has no guess."""
     started_ns: int

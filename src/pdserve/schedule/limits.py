@@ -14,7 +14,7 @@ class ScheduleLimits:
     the 3.2 ms a token of the default model on one core); smaller passes pay the fixed cost of a pass more often."""
     saturation_tokens: int = 64
     """Tokens from which a pass takes time in proportion to its tokens. Below it, tokens of several prompts share a pass
-    almost for free; above it, they only delay each other."""
+    almost for free, and so do guesses of tokens; above it, they only delay each other."""
     max_running: int = 64
     """Most sequences that hold pages in the scheduler. Below `max_batch_tokens`, so that a pass has room for a token of
     each and for a part of a prompt."""

@@ -8,25 +8,36 @@ A batch is filled in this order:
    ones only fill it up to `saturation_tokens`. Up to there a pass takes hardly longer for more tokens, so short prompts
    share one; beyond, its time is linear in its tokens, and a chunk of a long prompt would only delay the end of the
    short ones in the same pass.
+3. Guesses of what the decoding sequences come to next, as `drafts` says, out of what is left up to `saturation_tokens`.
 
 Pages. A prompt gets all its pages when its first chunk is scheduled, so it never waits half computed for pages that
 another half computed one holds. A decode takes a page when its next token needs one. When none is free, the youngest
 generating sequence is preempted: it gives back its pages and computes them again later. One that still waits for a
-running slot goes first, however old: else it could wait for the slot of a sequence that waits for its pages. A sequence
-that is itself the youngest waits instead, with its pages.
+running slot goes first, however old: else it could wait for the slot of a sequence that waits for its pages. Pages that
+others share with it do not become free, so the next youngest follows until one does. A sequence that is itself the
+youngest waits instead, with its pages. A forked sequence shares the full pages of its prompt, and gets a copy of the
+last one, which it writes to.
 
 Why this ends: the oldest running sequence that generates gets any page it needs from another one, or is the only one,
 and then has all pages that are not held by prefill-only sequences or outside the scheduler, which come back by
-themselves; no sequence is accepted that the whole pool could not hold. A preemption pays for a token that is never
-lost, so there are no more preemptions than tokens.
+themselves; no sequence is accepted that the whole pool could not hold. Preempted sequences come back only into pages
+that are free without preempting, so between two rounds of preemptions there is a token that is never lost.
 """
 
+from collections.abc import Sequence as Many
+
+from pdserve.config.speculation import Speculation
 from pdserve.errors import CapacityError, ContextOverflow, InternalError
-from pdserve.ids import SequenceId
+from pdserve.ids import PageIndex, SequenceId
 from pdserve.kv.pages import PagePool
-from pdserve.schedule.batch import Batch, BatchResult, Chunk, NewSequence
+from pdserve.schedule.announcements import Announcements
+from pdserve.schedule.batch import Batch, BatchResult, Chunk
+from pdserve.schedule.chunk_plan import ChunkPlan
+from pdserve.schedule.copies import Copies
+from pdserve.schedule.drafts import Drafts
 from pdserve.schedule.limits import ScheduleLimits
-from pdserve.schedule.outcome import StepOutcome
+from pdserve.schedule.matching import require_matching
+from pdserve.schedule.outcome import PromptLogprobs, StepOutcome
 from pdserve.schedule.prefill_queue import PrefillQueue
 from pdserve.schedule.sequence import Sequence
 from pdserve.units import div_ceil
@@ -48,7 +59,9 @@ class Scheduler:
     Threads: one.
     """
 
-    def __init__(self, *, pool: PagePool, page_slots: int, limits: ScheduleLimits) -> None:
+    def __init__(
+        self, *, pool: PagePool, page_slots: int, limits: ScheduleLimits, speculation: Speculation | None = None
+    ) -> None:
         self._pool = pool
         self._page_slots = page_slots
         self._limits = limits
@@ -59,10 +72,13 @@ class Scheduler:
         self._batch: Batch | None = None
         self._num_passes = 0
         self._removing: set[SequenceId] = set()
-        self._announced: set[SequenceId] = set()
-        """Generating sequences that the executor knows."""
-        self._ended: set[SequenceId] = set()
-        """Sequences that the executor knows and the next batch tells it to forget."""
+        self._announcements = Announcements()
+        self._copies = Copies(pool=pool)
+        self._drafts: Drafts | None = None
+        if speculation is not None:
+            self._drafts = Drafts(
+                speculation=speculation, pool=pool, page_slots=page_slots, saturation_tokens=limits.saturation_tokens
+            )
         self.num_preemptions = 0
 
     @property
@@ -83,11 +99,7 @@ class Scheduler:
 
         `add` asks the same; ask before a handoff, so that no prompt is computed in vain.
         """
-        num_tokens = sequence.compute_stop
-        if sequence.sampling is not None:
-            # The last token of an output is never computed.
-            num_tokens = sequence.num_prompt_tokens + sequence.sampling.max_tokens - 1
-        num_pages = div_ceil(num_tokens, self._page_slots)
+        num_pages = div_ceil(sequence.longest_stop, self._page_slots)
         if num_pages > self._pool.num_pages:
             raise ContextOverflow(
                 f"prompt and output may need {num_pages} pages of {self._page_slots} tokens, the KV cache has "
@@ -109,6 +121,37 @@ class Scheduler:
         self._waiting[sequence.sequence_id] = sequence
         self._queue.add(sequence)
 
+    def fork(self, child: Sequence, *, page_indices: Many[PageIndex]) -> None:
+        """Take over a sequence with all tokens but the last computed in these pages, which stay their owners'.
+
+        It is then like one handed over: it shares the pages that its tokens fill, and owns a copy of the last one. When
+        no page is free for that, it computes its tokens itself; it is never refused for the length of the queue.
+        Requires: the first pages hold tokens `[0, child.num_computed)`; `child` has no pages.
+        Raises: `ContextOverflow` as `add`; `InternalError` when it can't be run. Nothing changed then.
+        """
+        self._require_new(child)
+        num_full, num_partial_slots = divmod(child.num_computed, self._page_slots)
+        num_pages = div_ceil(child.num_computed, self._page_slots)
+        if child.page_indices or not child.decodes or num_pages > len(page_indices):
+            raise InternalError(
+                f"sequence {child.sequence_id} can't fork with {child.num_computed} of {len(child.token_ids)} tokens "
+                f"computed, in {len(page_indices)} pages: bring all but the last token, and no pages of its own"
+            )
+        self.require_fits(child)
+        needs_copy = num_partial_slots > 0
+        if child.num_computed == 0 or (needs_copy and self._pool.num_free == 0):
+            child.num_computed = 0
+            child.carry_slot = None
+            self._waiting[child.sequence_id] = child
+            self._queue.add(child)
+            return
+        self._pool.share(page_indices[:num_full])
+        child.page_indices += page_indices[:num_full]
+        if needs_copy:
+            child.page_indices += self._pool.allocate(1)
+            self._copies.add(child.sequence_id, source=page_indices[num_full], target=child.page_indices[num_full])
+        self._handed_over[child.sequence_id] = child
+
     def remove(self, sequence_id: SequenceId) -> Sequence | None:
         """The sequence, whose pages the caller now owns; None when it is in the running batch: `complete` returns it.
 
@@ -128,22 +171,23 @@ class Scheduler:
         if self._batch is not None:
             raise InternalError(f"pass {self._batch.pass_index} has not been completed")
         self._give_slots_to_handed_over()
-        chunks = self._decode_chunks()
-        chunks += self._prefill_chunks(num_batch_tokens=len(chunks))
-        if not chunks:
+        decodes = self._plan_decodes()
+        prefills = self._plan_prefills(num_batch_tokens=len(decodes))
+        plans = decodes + prefills
+        if not plans:
             return None
-        for chunk in chunks:
-            sequence = self._running[chunk.sequence_id]
-            if sequence.scheduled_ns is None:
-                sequence.scheduled_ns = now_ns
-        new_sequences = self._announce(chunks)
+        if self._drafts is not None:
+            self._drafts.extend(decodes, prefills, num_reserved_pages=self._num_generating - 1)
+        for plan in plans:
+            if plan.sequence.scheduled_ns is None:
+                plan.sequence.scheduled_ns = now_ns
         self._batch = Batch(
             pass_index=self._num_passes,
-            chunks=tuple(chunks),
-            new_sequences=new_sequences,
-            ended_sequences=tuple(sorted(self._ended)),
+            chunks=tuple(plan.chunk(page_slots=self._page_slots) for plan in plans),
+            copies=self._copies.start(plan.sequence.sequence_id for plan in plans),
+            ended_sequences=self._announcements.take_ended(),
+            new_sequences=self._announcements.announce(plans),
         )
-        self._ended.clear()
         self._num_passes += 1
         return self._batch
 
@@ -152,51 +196,72 @@ class Scheduler:
 
         Raises: `InternalError` when the result is not that batch's; nothing changed then.
         """
-        chunks = self._require_matching(result)
+        batch = require_matching(self._batch, result)
         self._batch = None
-        tokens = dict(result.sampled)
-        outcome = StepOutcome(logprobs=dict(result.logprobs))
-        for chunk in chunks:
-            sequence = self._running[chunk.sequence_id]
-            sequence.num_computed = chunk.stop
-            if sequence.sequence_id in self._removing:
-                outcome.removed.append(self._take_out(sequence.sequence_id))
-            elif chunk.samples:
-                sequence.token_ids.append(tokens[sequence.sequence_id])
-                outcome.sampled.append((sequence, tokens[sequence.sequence_id]))
-                self._queue.discard(sequence.sequence_id)
+        self._copies.finish()
+        outcome = StepOutcome()
+        tokens, logprobs, prompt_logprobs = dict(result.sampled), dict(result.logprobs), dict(result.prompt_logprobs)
+        drafts = dict(result.drafts)
+        for chunk in batch.chunks:
+            sequence_id = chunk.sequence_id
+            sequence = self._running[sequence_id]
+            sequence.num_computed = chunk.stop - chunk.num_drafts
+            sequence.carry_slot = None
+            if sequence_id in self._removing:
+                outcome.removed.append(self._take_out(sequence_id))
+                continue
+            if sequence_id in prompt_logprobs:
+                entries = prompt_logprobs[sequence_id]
+                outcome.prompt_logprobs.append(
+                    PromptLogprobs(sequence=sequence, start=chunk.start + 1, entries=entries)
+                )
+            if chunk.samples:
+                self._extend(sequence, tokens[sequence_id], chunk=chunk, outcome=outcome)
+                sequence.draft_token_ids = drafts.get(sequence_id, ())
+                if sequence_id in logprobs:
+                    outcome.logprobs[sequence_id] = logprobs[sequence_id]
             elif sequence.num_uncomputed == 0:
-                outcome.prefilled.append(self._take_out(sequence.sequence_id))
-            elif _decodes(sequence):
-                self._queue.discard(sequence.sequence_id)
+                outcome.prefilled.append(self._take_out(sequence_id))
+            elif sequence.decodes:
+                self._queue.discard(sequence_id)
             else:
                 self._queue.reorder(sequence)
         return outcome
 
-    def _require_runnable(self, sequence: Sequence) -> None:
-        subject = f"sequence {sequence.sequence_id}"
+    def _extend(self, sequence: Sequence, token_ids: tuple[int, ...], *, chunk: Chunk, outcome: StepOutcome) -> None:
+        num_accepted = len(token_ids) - 1
+        sequence.num_computed += num_accepted
+        sequence.token_ids += token_ids
+        outcome.sampled.append((sequence, token_ids))
+        outcome.num_drafts += chunk.num_drafts
+        outcome.num_drafts_accepted += num_accepted
+        self._queue.discard(sequence.sequence_id)
+        if self._drafts is not None:
+            self._drafts.learn(sequence.sequence_id, num_drafts=chunk.num_drafts, num_accepted=num_accepted)
+
+    @property
+    def _num_generating(self) -> int:
+        """Running ones, each of which needs a page before it has decoded `page_slots` tokens."""
+        return sum(sequence.generates for sequence in self._running.values())
+
+    def _require_new(self, sequence: Sequence) -> None:
         if self._holds(sequence.sequence_id):
-            raise InternalError(f"{subject} is in the scheduler already")
+            raise InternalError(f"sequence {sequence.sequence_id} is in the scheduler already")
+
+    def _require_runnable(self, sequence: Sequence) -> None:
+        self._require_new(sequence)
+        subject = f"sequence {sequence.sequence_id}"
         if sequence.num_uncomputed < 1:
             raise InternalError(f"{subject} has nothing to compute")
         num_covered = len(sequence.page_indices) * self._page_slots
         is_fresh = not sequence.page_indices and sequence.num_computed == 0
-        is_handed_over = _decodes(sequence) and sequence.num_computed <= num_covered
+        is_handed_over = sequence.decodes and sequence.num_computed <= num_covered
         if not is_fresh and not is_handed_over:
             raise InternalError(
                 f"{subject} brings {len(sequence.page_indices)} pages with {sequence.num_computed} of "
                 f"{len(sequence.token_ids)} tokens computed: bring none, or all but the last token"
             )
         self.require_fits(sequence)
-
-    def _require_matching(self, result: BatchResult) -> tuple[Chunk, ...]:
-        if self._batch is None or self._batch.pass_index != result.pass_index:
-            running = "none" if self._batch is None else str(self._batch.pass_index)
-            raise InternalError(f"pass {result.pass_index} came back, but the running one is {running}")
-        expected = [chunk.sequence_id for chunk in self._batch.chunks if chunk.samples]
-        if [sequence_id for sequence_id, _ in result.sampled] != expected:
-            raise InternalError(f"pass {result.pass_index} should have sampled for {expected}, not {result.sampled}")
-        return self._batch.chunks
 
     def _holds(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._running or sequence_id in self._waiting or sequence_id in self._handed_over
@@ -211,9 +276,10 @@ class Scheduler:
         sequence = self._place_of(sequence_id).pop(sequence_id)
         self._queue.discard(sequence_id)
         self._removing.discard(sequence_id)
-        if sequence_id in self._announced:
-            self._announced.discard(sequence_id)
-            self._ended.add(sequence_id)
+        self._announcements.leave(sequence_id)
+        self._copies.cancel(sequence_id)
+        if self._drafts is not None:
+            self._drafts.forget(sequence_id)
         return sequence
 
     def _give_slots_to_handed_over(self) -> None:
@@ -222,21 +288,22 @@ class Scheduler:
                 return
             self._running[sequence_id] = self._handed_over.pop(sequence_id)
 
-    def _decode_chunks(self) -> list[Chunk]:
+    def _plan_decodes(self) -> list[ChunkPlan]:
         """A token of each decoding sequence, oldest first, so that one preempted for a page is not in the batch yet."""
-        chunks: list[Chunk] = []
-        for sequence in sorted(filter(_decodes, self._running.values()), key=_seniority):
+        plans: list[ChunkPlan] = []
+        decoding = [sequence for sequence in self._running.values() if sequence.decodes]
+        for sequence in sorted(decoding, key=lambda sequence: sequence.seniority):
             if sequence.sequence_id in self._running and self._take_page_for_next_token(sequence):
-                chunks.append(self._chunk(sequence, num_tokens=1))
-        return chunks
+                plans.append(ChunkPlan(sequence=sequence, num_tokens=1))
+        return plans
 
     def _take_page_for_next_token(self, sequence: Sequence) -> bool:
         """False when the sequence has to wait for a page."""
         if sequence.num_computed < len(sequence.page_indices) * self._page_slots:
             return True
-        if self._pool.num_free == 0:
-            candidates = self._handed_over.values() or filter(_generates, self._running.values())
-            victim = max(candidates, key=_seniority)
+        while self._pool.num_free == 0:
+            generating = [running for running in self._running.values() if running.generates]
+            victim = max(self._handed_over.values() or generating, key=lambda candidate: candidate.seniority)
             if victim is sequence:
                 return False
             self._preempt(victim)
@@ -248,85 +315,48 @@ class Scheduler:
         self._pool.release(sequence.page_indices)
         sequence.page_indices.clear()
         sequence.num_computed = 0
+        sequence.carry_slot = None
+        sequence.draft_token_ids = ()
         self._waiting[sequence.sequence_id] = sequence
         self._queue.add(sequence, preempted=True)
         self.num_preemptions += 1
 
-    def _prefill_chunks(self, *, num_batch_tokens: int) -> list[Chunk]:
+    def _plan_prefills(self, *, num_batch_tokens: int) -> list[ChunkPlan]:
         """Chunks in the queue's order. When one prompt can't get its pages, no later one slips past it: else a long
         prompt might never find enough pages free."""
-        chunks: list[Chunk] = []
+        plans: list[ChunkPlan] = []
         admitting = True
         for sequence in self._queue:
-            num_allowed = self._limits.saturation_tokens if chunks else self._limits.max_batch_tokens
+            num_allowed = self._limits.saturation_tokens if plans else self._limits.max_batch_tokens
             if num_batch_tokens >= num_allowed:
                 break
             if sequence.sequence_id in self._waiting:
                 admitting = admitting and self._admit(sequence)
                 if not admitting:
                     continue
-            num_tokens = min(sequence.num_uncomputed, num_allowed - num_batch_tokens)
-            chunks.append(self._chunk(sequence, num_tokens=num_tokens))
+            num_tokens = min(_num_tokens_at_once(sequence), num_allowed - num_batch_tokens)
+            plans.append(ChunkPlan(sequence=sequence, num_tokens=num_tokens))
             num_batch_tokens += num_tokens
-        return chunks
+        return plans
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and the pages of all its tokens to compute; False when either is short.
 
-        A page for each generating sequence that runs is left free: it will need one before it has decoded `page_slots`
-        tokens, and taking the last pages now would only mean to preempt the newcomer then.
+        A page for each generating sequence that runs is left free: taking the last pages now would only mean to preempt
+        the newcomer when they are needed.
         """
         num_pages = div_ceil(sequence.compute_stop, self._page_slots)
-        num_reserved = sum(map(_generates, self._running.values()))
-        if len(self._running) == self._limits.max_running or num_pages + num_reserved > self._pool.num_free:
+        if len(self._running) == self._limits.max_running or num_pages + self._num_generating > self._pool.num_free:
             return False
         sequence.page_indices += self._pool.allocate(num_pages)
         self._running[sequence.sequence_id] = self._waiting.pop(sequence.sequence_id)
         return True
 
-    def _chunk(self, sequence: Sequence, *, num_tokens: int) -> Chunk:
-        start, stop = sequence.num_computed, sequence.num_computed + num_tokens
-        is_last = stop == sequence.compute_stop
-        return Chunk(
-            sequence_id=sequence.sequence_id,
-            start=start,
-            token_ids=tuple(sequence.token_ids[start:stop]),
-            page_indices=tuple(sequence.page_indices[: div_ceil(stop, self._page_slots)]),
-            samples=is_last and _generates(sequence),
-            tail_slot=sequence.tail_slot if is_last and not _generates(sequence) else None,
-        )
 
-    def _announce(self, chunks: list[Chunk]) -> tuple[NewSequence, ...]:
-        """What the executor must be told before it samples. One that it was about to forget it simply keeps."""
-        new_sequences: list[NewSequence] = []
-        for chunk in chunks:
-            sequence = self._running[chunk.sequence_id]
-            if not chunk.samples or sequence.sampling is None or sequence.sequence_id in self._announced:
-                continue
-            self._announced.add(sequence.sequence_id)
-            if sequence.sequence_id in self._ended:
-                self._ended.discard(sequence.sequence_id)
-                continue
-            prompt_stop = sequence.num_prompt_tokens
-            new_sequences.append(
-                NewSequence(
-                    sequence_id=sequence.sequence_id,
-                    prompt_token_ids=tuple(sequence.token_ids[:prompt_stop]),
-                    output_token_ids=tuple(sequence.token_ids[prompt_stop:]),
-                    sampling=sequence.sampling,
-                )
-            )
-        return tuple(new_sequences)
-
-
-def _generates(sequence: Sequence) -> bool:
-    return sequence.sampling is not None
-
-
-def _decodes(sequence: Sequence) -> bool:
-    """True for a sequence whose next token follows from one token: all before it have their KV."""
-    return _generates(sequence) and sequence.num_uncomputed == 1
-
-
-def _seniority(sequence: Sequence) -> tuple[int, SequenceId]:
-    return sequence.arrival_ns, sequence.sequence_id
+def _num_tokens_at_once(sequence: Sequence) -> int:
+    """Of one chunk. Where logprobs of the prompt are wanted it ends with the prompt, so that it is clear of which
+    tokens: output follows after a preemption."""
+    sampling = sequence.sampling
+    if sampling is None or sampling.num_prompt_logprobs is None or sequence.num_computed >= sequence.num_prompt_tokens:
+        return sequence.num_uncomputed
+    return sequence.num_prompt_tokens - sequence.num_computed

@@ -32,9 +32,28 @@ class Sequence:
     """When its first chunk was put into a batch; set by the scheduler, kept over preemptions."""
 
     @property
+    def generates(self) -> bool:
+        return self.sampling is not None
+
+    @property
+    def decodes(self) -> bool:
+        """True when the next token follows from one token: all before it have their KV."""
+        return self.generates and self.num_uncomputed == 1
+
+    @property
     def compute_stop(self) -> int:
         """Tokens `[num_computed, compute_stop)` are to be computed now."""
-        return len(self.token_ids) - (self.sampling is None)
+        return len(self.token_ids) - (not self.generates)
+
+    @property
+    def longest_stop(self) -> int:
+        """Tokens `[0, longest_stop)` are computed in the end, if none ends the answer early: all but the last."""
+        return self.compute_stop if self.sampling is None else self.num_prompt_tokens + self.sampling.max_tokens - 1
+
+    @property
+    def seniority(self) -> tuple[int, SequenceId]:
+        """Ascending from the oldest."""
+        return self.arrival_ns, self.sequence_id
 
     @property
     def num_uncomputed(self) -> int:

@@ -1,0 +1,50 @@
+"""A chunk in the making: tokens are settled first, then drafts and the pages to look ahead in, where there is room."""
+
+from dataclasses import dataclass
+
+from pdserve.schedule.batch import Chunk
+from pdserve.schedule.sequence import Sequence
+from pdserve.units import div_ceil
+
+
+@dataclass(slots=True, kw_only=True)
+class ChunkPlan:
+    sequence: Sequence
+    num_tokens: int
+    """Known tokens from `sequence.num_computed` on."""
+    draft_token_ids: tuple[int, ...] = ()
+    num_lookahead_slots: int = 0
+    """After the chunk, as far as the sequence has pages."""
+
+    @property
+    def known_stop(self) -> int:
+        return self.sequence.num_computed + self.num_tokens
+
+    @property
+    def stop(self) -> int:
+        return self.known_stop + len(self.draft_token_ids)
+
+    @property
+    def samples(self) -> bool:
+        return self.sequence.generates and self.known_stop == self.sequence.compute_stop
+
+    def chunk(self, *, page_slots: int) -> Chunk:
+        sequence = self.sequence
+        start, prompt_stop = sequence.num_computed, sequence.num_prompt_tokens
+        num_prompt_logprobs = None
+        if sequence.sampling is not None and start + 1 < prompt_stop:
+            num_prompt_logprobs = sequence.sampling.num_prompt_logprobs
+        wants_next = num_prompt_logprobs is not None and self.known_stop < prompt_stop
+        ends_prefill = not sequence.generates and self.known_stop == sequence.compute_stop
+        return Chunk(
+            sequence_id=sequence.sequence_id,
+            start=start,
+            token_ids=(*sequence.token_ids[start : self.known_stop], *self.draft_token_ids),
+            page_indices=tuple(sequence.page_indices[: div_ceil(self.stop + self.num_lookahead_slots, page_slots)]),
+            samples=self.samples,
+            num_drafts=len(self.draft_token_ids),
+            tail_slot=sequence.tail_slot if ends_prefill else None,
+            carry_slot=sequence.carry_slot,
+            num_prompt_logprobs=num_prompt_logprobs,
+            next_token_id=sequence.token_ids[self.known_stop] if wants_next else None,
+        )
