@@ -40,7 +40,7 @@ check-native: setup
 	native/tests/run tsan
 
 # Wants a quiet machine; each target prints its own table.
-bench: bench-transfer bench-engine bench-serving
+bench: bench-transfer bench-engine bench-serving bench-decoding
 
 bench-transfer: setup
 	$(BIN)/pdserve bench-transfer
@@ -51,9 +51,12 @@ bench-engine: setup
 bench-serving: setup
 	$(BIN)/pdserve bench-serving
 
+bench-decoding: setup
+	$(BIN)/pdserve bench-decoding
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
 
-.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving format
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving bench-decoding format

@@ -47,7 +47,7 @@ class Sender:
                     method, self._url + case.path, data=data, headers=self._headers
                 ) as response:
                     text = await response.text()
-                    return Outcome(status=response.status, answer=_without_volatile(_answer(case, response, text)))
+                    return Outcome(status=response.status, answer=without_volatile(_answer(case, response, text)))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise InternalError(f"case {case.name!r}: {type(error).__name__}: {error}") from error
 
@@ -63,9 +63,10 @@ def _answer(case: Case, response: aiohttp.ClientResponse, text: str) -> Json:
     return merge_completion([json.loads(event) for event in events])
 
 
-def _without_volatile(value: Any) -> Any:
+def without_volatile(value: Any) -> Any:
+    """The JSON value without what differs from one request to the next."""
     if isinstance(value, dict):
-        return {key: _without_volatile(inner) for key, inner in cast(Json, value).items() if key not in _VOLATILE}
+        return {key: without_volatile(inner) for key, inner in cast(Json, value).items() if key not in _VOLATILE}
     if isinstance(value, list):
-        return [_without_volatile(inner) for inner in cast(list[Any], value)]
+        return [without_volatile(inner) for inner in cast(list[Any], value)]
     return value
