@@ -130,7 +130,7 @@ def _schema_of_any(kind: type) -> JsonObject:
     """Where a type says `object`, any JSON will do: what it must be is looked at later."""
     if kind is not object:
         raise NotImplementedError
-    return {}
+    return {"description": "Any JSON value."}
 
 
 def _operation(operation: _Operation) -> JsonObject:
