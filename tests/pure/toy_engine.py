@@ -201,7 +201,8 @@ class ToyEngine:
 
     def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
         """The model is sure: it gives the token that it would sample the probability 1, and others next to none."""
-        following = [*chunk.token_ids[1:], *([] if chunk.next_token_id is None else [chunk.next_token_id])]
+        known = chunk.token_ids[1 : len(chunk.token_ids) - chunk.num_drafts]
+        following = [*known, *([] if chunk.next_token_id is None else [chunk.next_token_id])]
         entries: list[TokenLogprobs] = []
         for position, token_id in enumerate(following, start=chunk.start + 1):
             logprob = 0.0 if token_id == self._token_after(chunk, position) else UNLIKELY
