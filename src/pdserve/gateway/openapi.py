@@ -1,5 +1,6 @@
 """The gateway's OpenAPI document, made from the types that requests are converted to: it can't say anything else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,13 +108,17 @@ _OPERATIONS = (
 )
 
 
-def openapi_document(*, version: str) -> JsonObject:
-    """`version` is the package's."""
+def openapi_document(*, version: str, model_names: Sequence[str]) -> JsonObject:
+    """`version` is the package's; `model_names` are all that clients may ask for."""
     bodies = [body for operation in _OPERATIONS for body in operation.bodies]
     _, schemas = msgspec.json.schema_components(bodies, ref_template=_REF_TEMPLATE, schema_hook=_schema_of_any)
+    model_schema: JsonObject = {"type": "string", "enum": list(model_names)}
+    for schema in schemas.values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"] = model_schema
     paths: dict[str, JsonObject] = {}
     for operation in _OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, model_schema)
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "pdserve", "version": version},
@@ -133,7 +138,7 @@ def _schema_of_any(kind: type) -> JsonObject:
     return {"description": "Any JSON value."}
 
 
-def _operation(operation: _Operation) -> JsonObject:
+def _operation(operation: _Operation, model_schema: JsonObject) -> JsonObject:
     described: JsonObject = {
         "summary": operation.summary,
         "responses": {
@@ -144,7 +149,7 @@ def _operation(operation: _Operation) -> JsonObject:
     if operation.bodies:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": _body(operation)}}}
     if "{name}" in operation.path:
-        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        described["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": model_schema}]
     return described
 
 
@@ -157,7 +162,7 @@ def _answer_content(operation: _Operation) -> JsonObject:
     schema = {"type": "object", "required": list(operation.answer_keys)}
     content: JsonObject = {"application/json": {"schema": schema}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     return content
 
 

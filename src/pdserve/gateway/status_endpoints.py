@@ -40,6 +40,7 @@ class StatusEndpoints:
         self._metrics = metrics
         self._clock = clock
         self._served = model
+        self._model_names = (model.name, DEFAULT_MODEL)
         self._created_s = int(time.time())
 
     async def live(self, request: web.Request) -> web.Response:
@@ -57,7 +58,7 @@ class StatusEndpoints:
         )
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model(name) for name in (self._served.name, DEFAULT_MODEL)]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._model_names]})
 
     async def model(self, request: web.Request) -> web.Response:
         """Raises: `ModelNotFound`."""
@@ -91,7 +92,7 @@ class StatusEndpoints:
         )
 
     async def openapi(self, request: web.Request) -> web.Response:
-        return _json(openapi_document(version=_package_version()))
+        return _json(openapi_document(version=_package_version(), model_names=self._model_names))
 
     async def version(self, request: web.Request) -> web.Response:
         return _json({"version": _package_version(), "protocol_version": PROTOCOL_VERSION})
