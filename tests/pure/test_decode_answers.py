@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.pure.decode_role_side import DecodeRoleSide
 from tests.pure.toy_tokenizer import EOS
 
-from pdserve.decode.role import split_deltas
+from pdserve.decode.deltas import split_deltas
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire.cluster import Delta, FinishReason, PrefillPlace, TokenEntry

@@ -17,7 +17,7 @@ from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Generate, Prefill
 
 class Phase(Enum):
     PENDING = "pending"
-    """Waits for pages, or for places in the schedule."""
+    """Waits for pages, or for a place in the schedule."""
     HANDOFF = "handoff"
     """A prefill worker computes and pushes; not schedulable (H1)."""
     SCHEDULED = "scheduled"

@@ -29,7 +29,7 @@ class DecodeRole:
     Ownership of a request's pages: nobody's while PENDING, the receiver's in HANDOFF, the scheduler's while SCHEDULED.
 
     A prompt is computed once, as that of choice 0; the other choices are forked from its pages when these hold the
-    prompt: at the landing, or else with the first token. A prompt of one token leaves nothing to share.
+    prompt: at the landing, or else with the first token. Of a prompt of one token there is nothing to wait for.
     """
 
     def __init__(
@@ -208,15 +208,15 @@ class DecodeRole:
                 request.local_reason = LocalReason.QUARANTINE
             else:
                 return self._open_handoff(request, target.incarnation, now_ns=now_ns)
-        num_alone = 1 if request.num_prompt_tokens > 1 else len(request.choices)
-        for choice in request.choices[:num_alone]:
-            if choice.phase is ChoicePhase.WAITING:
-                try:
-                    self._scheduler.add(self._sequence(request, choice))
-                except CapacityError:
-                    return False
-                choice.phase = ChoicePhase.SCHEDULED
+        first = request.choices[0]
+        try:
+            self._scheduler.add(self._sequence(request, first))
+        except CapacityError:
+            return False
+        first.phase = ChoicePhase.SCHEDULED
         request.phase = Phase.SCHEDULED
+        if request.num_prompt_tokens == 1:
+            self._fork_waiting(request, [])
         return True
 
     def _open_handoff(self, request: Request, peer: Incarnation, *, now_ns: int) -> bool:
@@ -259,7 +259,7 @@ class DecodeRole:
         )
 
     def _fork_waiting(self, request: Request, page_indices: list[PageIndex]) -> None:
-        """Start the other choices from pages that hold the prompt."""
+        """Start the other choices from pages that hold the prompt but for its last token."""
         num_computed = request.num_prompt_tokens - 1
         shared = page_indices[: div_ceil(num_computed, self._page_slots)]
         for choice in request.waiting_choices:
@@ -326,8 +326,7 @@ class DecodeRole:
         """Choice 0 has its first token: its pages hold the prompt."""
         if self._on_prefilled is not None:
             self._on_prefilled(request, tuple(page_indices))
-        if request.num_prompt_tokens > 1:
-            self._fork_waiting(request, page_indices)
+        self._fork_waiting(request, page_indices)
 
     def _refuse(self, generate: Generate, kind: FailureKind, message: str) -> None:
         retry_after_s = self._limits.retry_after_s if kind is FailureKind.CAPACITY else None
