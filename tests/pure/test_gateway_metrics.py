@@ -57,7 +57,7 @@ def test_gateway_metrics_observe_finished_counts_each_known_interval_once() -> N
     instants = RequestInstants()
     for second, instant in enumerate((Instant.RECEIVED, Instant.FIRST_TOKEN, Instant.LAST_TOKEN, Instant.FINISHED)):
         instants = instants.at(instant, second * NS_PER_S)
-    metrics.observe_finished(instants, finish_reason="stop", num_prompt_tokens=7, num_tokens=3)
+    metrics.observe_finished(instants, finish_reason="stop", num_prompt_tokens=7, mean_gap_s=0.5)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"model_name": "m", **labels})

@@ -1,66 +1,52 @@
-"""OpenAI's answer bodies: whole, and as the chunks of a stream."""
+"""OpenAI's answer bodies: whole, and as the chunks of a stream. What the two completion APIs share."""
 
-from collections.abc import Sequence
-from typing import Protocol, assert_never
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from pdserve.gateway.logprobs import JsonObject, TokenBytes, chat_logprobs, completion_logprobs
-from pdserve.wire.cluster import Delta, FinishReason, TokenEntry
+from pdserve.gateway.logprobs import JsonObject
+from pdserve.gateway.whole_answers import ChoiceAnswer, PromptAnswer
+from pdserve.sampling import TokenLogprobs
+from pdserve.wire.cluster import Delta
+
+
+class ChoiceWriter(Protocol):
+    """The bodies of one choice, without its index: either one `whole`, or `opening` and then chunks."""
+
+    def whole(self, answer: ChoiceAnswer, prompt_logprobs: Sequence[TokenLogprobs]) -> JsonObject: ...
+
+    def opening(self, prompt_logprobs: Sequence[TokenLogprobs]) -> JsonObject | None:
+        """What precedes the answer in a stream: None where nothing does."""
+        ...
+
+    def chunk(self, delta: Delta) -> JsonObject | None:
+        """None when the client would learn nothing by it."""
+        ...
 
 
 class AnswerShape(Protocol):
     """What differs between the two completion APIs."""
 
-    id_prefix: str
     object_name: str
     chunk_object_name: str
 
-    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
-        """The one choice of a whole answer, without logprobs."""
+    def choice(self, prompt_index: int) -> ChoiceWriter: ...
+
+    def whole_fields(self, prompts: Sequence[PromptAnswer]) -> JsonObject:
+        """What a whole answer has beside its choices."""
         ...
 
-    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
-        """The one choice of a chunk, without logprobs."""
-        ...
 
-    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject: ...
+class _StreamedPrompt:
+    """The choices of the answer to one prompt, in a stream."""
 
-
-class ChatShape:
-    id_prefix = "chatcmpl-"
-    object_name = "chat.completion"
-    chunk_object_name = "chat.completion.chunk"
-
-    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason.value}
-
-    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
-        delta: JsonObject = {"role": "assistant"} if is_first else {}
-        if text or is_first:
-            delta["content"] = text
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": _value(finish_reason)}
-
-    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject:
-        return chat_logprobs(entries, token_bytes)
-
-
-class CompletionShape:
-    id_prefix = "cmpl-"
-    object_name = "text_completion"
-    chunk_object_name = "text_completion"
-
-    def choice(self, text: str, finish_reason: FinishReason) -> JsonObject:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason.value}
-
-    def chunk_choice(self, text: str, finish_reason: FinishReason | None, *, is_first: bool) -> JsonObject:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": _value(finish_reason)}
-
-    def logprobs(self, entries: Sequence[TokenEntry], token_bytes: TokenBytes) -> JsonObject:
-        return completion_logprobs(entries, token_bytes)
+    def __init__(self, writers: Sequence[ChoiceWriter]) -> None:
+        self.writers = writers
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.opened: set[int] = set()
 
 
 class AnswerWriter:
-    """Bodies of one request's answer."""
+    """Bodies of one request's answer. The choices of prompt i have the indices from i * (choices a prompt) on."""
 
     def __init__(
         self,
@@ -70,15 +56,18 @@ class AnswerWriter:
         created_s: int,
         model_name: str,
         system_fingerprint: str,
-        returns_token_ids: bool,
+        num_prompts: int,
+        num_choices: int,
         includes_usage: bool,
-        token_bytes: TokenBytes | None,
     ) -> None:
-        """`token_bytes` is None where the client asked for no logprobs."""
+        """`num_choices` are those of each prompt that the client gets."""
         self._shape = shape
-        self._token_bytes = token_bytes
-        self._returns_token_ids = returns_token_ids
+        self.num_choices = num_choices
         self.includes_usage = includes_usage
+        self._prompts = [
+            _StreamedPrompt([shape.choice(prompt_index) for _ in range(num_choices)])
+            for prompt_index in range(num_prompts)
+        ]
         self._head: JsonObject = {
             "id": answer_id,
             "created": created_s,
@@ -86,66 +75,53 @@ class AnswerWriter:
             "system_fingerprint": system_fingerprint,
         }
 
-    def whole(
-        self,
-        text: str,
-        token_ids: Sequence[int],
-        entries: Sequence[TokenEntry],
-        finish_reason: FinishReason,
-        *,
-        num_prompt_tokens: int,
-    ) -> JsonObject:
-        choice = self._shape.choice(text, finish_reason)
-        if self._token_bytes is not None:
-            choice["logprobs"] = self._shape.logprobs(entries, self._token_bytes)
+    def whole(self, prompts: Sequence[PromptAnswer], *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+        bodies = [
+            writer.whole(choice, prompt.prompt_logprobs)
+            for prompt, streamed in zip(prompts, self._prompts, strict=True)
+            for choice, writer in zip(prompt.choices, streamed.writers, strict=True)
+        ]
         return {
             **self._head,
             "object": self._shape.object_name,
-            "choices": [self._with_token_ids(choice, token_ids)],
-            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=len(token_ids)),
-        }
-
-    def says_something(self, delta: Delta) -> bool:
-        """Whether the client learns anything by the chunk of this delta."""
-        return bool(delta.text or delta.entries) or self._returns_token_ids
-
-    def chunk(self, delta: Delta, *, is_first: bool) -> JsonObject:
-        choice = self._shape.chunk_choice(delta.text, delta.finish_reason, is_first=is_first)
-        if self._token_bytes is not None and delta.entries:
-            choice["logprobs"] = self._shape.logprobs(delta.entries, self._token_bytes)
-        return {
-            **self._head,
-            "object": self._shape.chunk_object_name,
-            "choices": [self._with_token_ids(choice, delta.token_ids)],
-            **({"usage": None} if self.includes_usage else {}),
-        }
-
-    def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
-        """The last chunk, where the client asked for usage."""
-        return {
-            **self._head,
-            "object": self._shape.chunk_object_name,
-            "choices": [],
+            "choices": [{"index": index, **body} for index, body in enumerate(bodies)],
+            **self._shape.whole_fields(prompts),
             "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
         }
 
-    def _with_token_ids(self, choice: JsonObject, token_ids: Sequence[int]) -> JsonObject:
-        return {**choice, "token_ids": list(token_ids)} if self._returns_token_ids else choice
+    def chunks(self, prompt_index: int, delta: Delta) -> Iterator[JsonObject]:
+        """What the client gets of this delta, perhaps nothing."""
+        prompt = self._prompts[prompt_index]
+        if delta.prompt_logprobs:
+            prompt.prompt_logprobs += delta.prompt_logprobs
+            return
+        writer = prompt.writers[delta.choice_index]
+        opening = None
+        if delta.choice_index not in prompt.opened:
+            prompt.opened.add(delta.choice_index)
+            opening = writer.opening(prompt.prompt_logprobs)
+        for body in (opening, writer.chunk(delta)):
+            if body is not None:
+                yield self._chunk({"index": prompt_index * self.num_choices + delta.choice_index, **body})
+
+    def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+        """The last chunk, where the client asked for usage."""
+        return {**self._chunk(), "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens)}
+
+    def _chunk(self, *choices: JsonObject) -> JsonObject:
+        return {
+            **self._head,
+            "object": self._shape.chunk_object_name,
+            "choices": list(choices),
+            **({"usage": None} if self.includes_usage else {}),
+        }
 
 
 def usage(*, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+    """Each prompt once, however many answers to it there are, and the tokens of all answers that were generated."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
-
-
-def _value(finish_reason: FinishReason | None) -> str | None:
-    match finish_reason:
-        case None:
-            return None
-        case FinishReason.STOP | FinishReason.LENGTH:
-            return finish_reason.value
-        case _:
-            assert_never(finish_reason)

@@ -1,11 +1,13 @@
 """What the gateway notes of one request while it is answered: instants, tokens, and how it ended."""
 
+from dataclasses import dataclass
 from enum import Enum
 
 from pdserve.clock import Clock
 from pdserve.gateway.failures import Failure
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant, RequestInstants
+from pdserve.units import ns_to_seconds
 from pdserve.wire.cluster import Delta, FinishReason
 
 
@@ -16,6 +18,15 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
 
 
+@dataclass(slots=True)
+class _Choice:
+    first_delta_ns: int | None = None
+    last_delta_ns: int | None = None
+    """First and last delta with tokens."""
+    num_tokens: int = 0
+    finish_reason: FinishReason | None = None
+
+
 class RequestRecord:
     """Lifetime: one request. The first of `finished`, `failed` and `cancelled` ends it."""
 
@@ -23,48 +34,60 @@ class RequestRecord:
         self._metrics = metrics
         self._clock = clock
         self._instants = RequestInstants()
-        self._last_delta_ns: int | None = None
+        self._choices: dict[tuple[int, int], _Choice] = {}
+        """By prompt, and choice of the answer to it."""
         self.num_prompt_tokens = 0
-        self.num_tokens = 0
         self.outcome = Outcome.PENDING
         self.at(Instant.RECEIVED)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self._choices.values())
 
     def at(self, instant: Instant) -> None:
         self._instants = self._instants.at(instant, self._clock.now_ns())
 
-    def delivered(self, delta: Delta) -> None:
+    def delivered(self, prompt_index: int, delta: Delta) -> None:
         """A delta reached the client (streaming) or the answer (not)."""
-        now_ns = self._clock.now_ns()
         if delta.prefill is not None:
             self._metrics.observe_prefill(delta.prefill.value)
+        choice = self._choices.setdefault((prompt_index, delta.choice_index), _Choice())
+        choice.finish_reason = delta.finish_reason
         if not delta.token_ids:
             return
-        gap_ns = None if self._last_delta_ns is None else now_ns - self._last_delta_ns
-        if gap_ns is None:
-            self._instants = self._instants.at(Instant.FIRST_TOKEN, now_ns)
+        now_ns = self._clock.now_ns()
+        gap_ns = None if choice.last_delta_ns is None else now_ns - choice.last_delta_ns
         self._metrics.observe_tokens(len(delta.token_ids), gap_ns=gap_ns)
-        self._last_delta_ns = now_ns
-        self.num_tokens += len(delta.token_ids)
+        if choice.first_delta_ns is None:
+            choice.first_delta_ns = now_ns
+        choice.last_delta_ns = now_ns
+        choice.num_tokens += len(delta.token_ids)
 
-    def restarted(self) -> None:
-        """The tokens so far were of a worker that was lost; the answer begins again."""
-        self._last_delta_ns = None
-        self.num_tokens = 0
+    def restarted(self, prompt_index: int) -> None:
+        """The tokens so far were of a worker that was lost; the answer to this prompt begins again."""
+        self._choices = {key: choice for key, choice in self._choices.items() if key[0] != prompt_index}
 
     def tokenized(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.at(Instant.TOKENIZED)
 
-    def finished(self, finish_reason: FinishReason) -> None:
+    def finished(self) -> None:
+        """Every choice has its finish reason."""
         self.outcome = Outcome.FINISHED
-        if self._last_delta_ns is not None:
-            self._instants = self._instants.at(Instant.LAST_TOKEN, self._last_delta_ns)
+        choices = self._choices.values()
+        first_ns = [choice.first_delta_ns for choice in choices if choice.first_delta_ns is not None]
+        last_ns = [choice.last_delta_ns for choice in choices if choice.last_delta_ns is not None]
+        if first_ns and last_ns:
+            self._instants = self._instants.at(Instant.FIRST_TOKEN, min(first_ns))
+            self._instants = self._instants.at(Instant.LAST_TOKEN, max(last_ns))
         self.at(Instant.FINISHED)
+        num_gaps = sum(choice.num_tokens - 1 for choice in choices if choice.num_tokens)
+        was_cut = any(choice.finish_reason is FinishReason.LENGTH for choice in choices)
         self._metrics.observe_finished(
             self._instants,
-            finish_reason=finish_reason.value,
+            finish_reason=(FinishReason.LENGTH if was_cut else FinishReason.STOP).value,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_tokens=self.num_tokens,
+            mean_gap_s=ns_to_seconds(sum(last_ns) - sum(first_ns)) / num_gaps if num_gaps else None,
         )
 
     def failed(self, failure: Failure) -> None:

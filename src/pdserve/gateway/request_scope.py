@@ -6,20 +6,41 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from pdserve.errors import PdserveError
+from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.errors import failure_of
 from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.request_record import RequestRecord
+from pdserve.gateway.token_stream import TokenStream
 from pdserve.ids import RequestId
 
 _log = logging.getLogger(__name__)
 
 
+class Works:
+    """What one client's request has given to workers: as many works as it has prompts."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._submitted: list[RequestId] = []
+
+    def submit(self, work: Work) -> TokenStream:
+        """Raises: `RequestFailed`, and then nothing of this work is pending."""
+        self._submitted.append(work.request_id)
+        return self._hub.submit(work)
+
+    def release(self) -> None:
+        """End those that have not ended."""
+        for request_id in self._submitted:
+            self._hub.release(request_id)
+
+
 @contextmanager
-def request_scope(request_id: RequestId, record: RequestRecord, hub: Hub) -> Generator[None]:
-    """Every way out of here ends the record, and leaves nothing of the request in the hub (rule H7)."""
+def request_scope(request_id: RequestId, record: RequestRecord, hub: Hub) -> Generator[Works]:
+    """Every way out of here ends the record, and leaves none of its works in the hub (rule H7)."""
+    works = Works(hub)
     try:
-        yield
+        yield works
     except PdserveError as error:
         record.failed(failure_of(error))
         raise
@@ -30,5 +51,5 @@ def request_scope(request_id: RequestId, record: RequestRecord, hub: Hub) -> Gen
         record.cancelled()
         raise
     finally:
-        hub.release(request_id)
+        works.release()
         _log.debug("request_ended request_id=%s outcome=%s", request_id, record.outcome)

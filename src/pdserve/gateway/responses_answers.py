@@ -1,15 +1,14 @@
 """OpenAI's Responses objects: the whole answer, and the events of a stream."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
 from pdserve.gateway.failures import INVALID_REQUEST, OVERLOADED, Failure
+from pdserve.gateway.logprobs import JsonObject, TokenBytes, listed_logprobs
 from pdserve.gateway.responses_request import ResponsesRequest
-from pdserve.wire.cluster import FinishReason
-
-JsonObject = dict[str, object]
+from pdserve.wire.cluster import FinishReason, TokenEntry
 
 Event = tuple[str, JsonObject]
 """Its type, which is in the body too, and its body."""
@@ -26,7 +25,6 @@ WITHOUT_CHOICE: JsonObject = {
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
-    "top_logprobs": 0,
     "truncation": "disabled",
 }
 """What a response says of the fields that have one supported value."""
@@ -49,6 +47,8 @@ class Generation:
     """What there is to tell once the last token is there."""
 
     text: str
+    entries: Sequence[TokenEntry]
+    """Of its tokens, where the client asked for logprobs."""
     finish_reason: FinishReason
     finished_s: int
     num_prompt_tokens: int
@@ -82,9 +82,17 @@ class ResponseWriter:
     """
 
     def __init__(
-        self, request: ResponsesRequest, *, response_id: str, item_id: str, created_s: int, model_name: str
+        self,
+        request: ResponsesRequest,
+        *,
+        response_id: str,
+        item_id: str,
+        created_s: int,
+        model_name: str,
+        token_bytes: TokenBytes,
     ) -> None:
         self._item_id = item_id
+        self._token_bytes = token_bytes
         self._sequence_number = 0
         self._head: JsonObject = {
             "id": response_id,
@@ -97,6 +105,7 @@ class ResponseWriter:
             "top_p": 1.0 if request.top_p is None else request.top_p,
             "metadata": request.metadata or {},
             "user": request.user,
+            "top_logprobs": request.top_logprobs or 0,
             **WITHOUT_CHOICE,
         }
 
@@ -109,7 +118,7 @@ class ResponseWriter:
             "status": status.value,
             "completed_at": generation.finished_s if is_complete else None,
             "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
-            "output": [self._item(status, _text_part(generation.text))],
+            "output": [self._item(status, self._text_part(generation.text, generation.entries))],
             "usage": generation.usage,
         }
 
@@ -120,17 +129,19 @@ class ResponseWriter:
             self._event("response.created", {"response": started}),
             self._event("response.in_progress", {"response": started}),
             self._item_event("response.output_item.added", self._item(Status.IN_PROGRESS)),
-            self._part_event("response.content_part.added", {"part": _text_part("")}),
+            self._part_event("response.content_part.added", {"part": self._text_part("", ())}),
         ]
 
-    def delta(self, text: str) -> Event:
-        return self._part_event("response.output_text.delta", {"delta": text, "logprobs": []})
+    def delta(self, text: str, entries: Sequence[TokenEntry]) -> Event:
+        logprobs = listed_logprobs(entries, self._token_bytes, has_bytes=False)
+        return self._part_event("response.output_text.delta", {"delta": text, "logprobs": logprobs})
 
     def closing(self, generation: Generation) -> list[Event]:
         """The last one is `response.completed`, or `response.incomplete` where a limit ended it."""
-        part = _text_part(generation.text)
+        part = self._text_part(generation.text, generation.entries)
+        logprobs = listed_logprobs(generation.entries, self._token_bytes, has_bytes=False)
         return [
-            self._part_event("response.output_text.done", {"text": generation.text, "logprobs": []}),
+            self._part_event("response.output_text.done", {"text": generation.text, "logprobs": logprobs}),
             self._part_event("response.content_part.done", {"part": part}),
             self._item_event("response.output_item.done", self._item(generation.status, part)),
             self._event(f"response.{generation.status.value}", {"response": self.whole(generation)}),
@@ -148,7 +159,7 @@ class ResponseWriter:
                 "param": failure.param,
                 "type": failure.type,
             },
-            "output": [self._item(Status.INCOMPLETE, _text_part(text))],
+            "output": [self._item(Status.INCOMPLETE, self._text_part(text, ()))],
         }
         return self._event("response.failed", {"response": response})
 
@@ -172,6 +183,6 @@ class ResponseWriter:
         self._sequence_number += 1
         return event_type, event
 
-
-def _text_part(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    def _text_part(self, text: str, entries: Sequence[TokenEntry]) -> JsonObject:
+        logprobs = listed_logprobs(entries, self._token_bytes)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

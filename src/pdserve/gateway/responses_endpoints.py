@@ -8,7 +8,7 @@ from aiohttp import web
 
 from pdserve.clock import Clock
 from pdserve.errors import ContextOverflow
-from pdserve.gateway.answering import read_whole
+from pdserve.gateway.answer_reader import AnswerReader
 from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.event_writer import EventWriter
 from pdserve.gateway.failures import RequestFailed
@@ -21,14 +21,14 @@ from pdserve.gateway.responses_answers import Generation, ResponseWriter
 from pdserve.gateway.responses_request import ResponsesRequest, parse_responses_request
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
-from pdserve.gateway.token_stream import TokenStream
+from pdserve.gateway.whole_answers import ChoiceAnswer, read_whole
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant
 from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import seconds_to_ns
-from pdserve.wire.cluster import FinishReason
+from pdserve.wire.cluster import Delta
 
 
 class ResponsesEndpoints:
@@ -38,6 +38,7 @@ class ResponsesEndpoints:
         self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
     ) -> None:
         self._settings = settings
+        self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
         self._metrics = metrics
@@ -47,7 +48,7 @@ class ResponsesEndpoints:
         record = RequestRecord(self._metrics, self._clock)
         request_id = RequestId("resp_" + secrets.token_hex(16))
         deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
-        with request_scope(request_id, record, self._hub):
+        with request_scope(request_id, record, self._hub) as works:
             asked = parse_responses_request(await read_body(request, timeout_s=self._settings.body_timeout_s))
             prompt = await self._reader.conversation(asked.sampling_fields, asked.messages, param="input")
             record.tokenized(len(prompt.token_ids))
@@ -59,13 +60,13 @@ class ResponsesEndpoints:
                 streams=bool(asked.stream),
                 traced=request.headers.get(TRACE_HEADER) == "1",
             )
-            stream = self._hub.submit(work)
+            reader = AnswerReader([works.submit(work)], num_choices=1)
             record.at(Instant.DISPATCHED)
             writer = self._writer(asked, request_id)
             if not work.streams:
-                return await _answer_whole(stream, writer, record)
+                return await _answer_whole(reader, writer, record)
             events = EventWriter(request, write_timeout_s=self._settings.write_timeout_s)
-            return await _answer_in_events(stream, writer, record, events)
+            return await _answer_in_events(reader, writer, record, events)
 
     def _writer(self, asked: ResponsesRequest, request_id: RequestId) -> ResponseWriter:
         return ResponseWriter(
@@ -74,54 +75,55 @@ class ResponsesEndpoints:
             item_id="msg_" + secrets.token_hex(16),
             created_s=int(time.time()),
             model_name=self._settings.model_name,
+            token_bytes=self._model.token_bytes,
         )
 
 
-async def _answer_whole(stream: TokenStream, writer: ResponseWriter, record: RequestRecord) -> web.Response:
+async def _answer_whole(reader: AnswerReader, writer: ResponseWriter, record: RequestRecord) -> web.Response:
     """Raises: `RequestFailed`."""
-    deltas, finish_reason = await read_whole(stream, record)
-    texts = [delta.text for delta in deltas]
-    answer = writer.whole(_generation(texts, finish_reason, record))
-    record.finished(finish_reason)
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    ((answer,),) = [prompt.choices for prompt in await read_whole(reader, record)]
+    body = writer.whole(_generation(answer, record))
+    record.finished()
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 async def _answer_in_events(
-    stream: TokenStream, writer: ResponseWriter, record: RequestRecord, events: EventWriter
+    reader: AnswerReader, writer: ResponseWriter, record: RequestRecord, events: EventWriter
 ) -> web.StreamResponse:
     """Nothing is sent before the first delta, so a failure until then is raised and gets its own HTTP status.
 
     After that a failure is the event `response.failed`, the last one.
     Raises: `RequestFailed` before the first delta, `ConnectionError` when the client does not take an event.
     """
-    delta = await stream.next()
-    await events.start()
-    for event in writer.opening():
-        await events.send(*event)
-    texts: list[str] = []
+    deltas: list[Delta] = []
     try:
         while True:
-            if delta.text:
-                texts.append(delta.text)
-                await events.send(*writer.delta(delta.text))
-            record.delivered(delta)
+            delta = (await reader.next()).delta
+            if not events.has_started:
+                await events.send_all(writer.opening())
+            deltas.append(delta)
+            if delta.text or delta.entries:
+                await events.send_all([writer.delta(delta.text, delta.entries)])
+            record.delivered(0, delta)
             if delta.finish_reason is not None:
                 break
-            delta = await stream.next()
     except RequestFailed as error:
+        if not events.has_started:
+            raise
         record.failed(error.failure)
-        await events.send(*writer.failed("".join(texts), error.failure))
+        await events.send_all([writer.failed("".join(delta.text for delta in deltas), error.failure)])
         return events.response
-    for event in writer.closing(_generation(texts, delta.finish_reason, record)):
-        await events.send(*event)
-    record.finished(delta.finish_reason)
+    answer = ChoiceAnswer.of(deltas, delta.finish_reason)
+    await events.send_all(writer.closing(_generation(answer, record)))
+    record.finished()
     return events.response
 
 
-def _generation(texts: list[str], finish_reason: FinishReason, record: RequestRecord) -> Generation:
+def _generation(answer: ChoiceAnswer, record: RequestRecord) -> Generation:
     return Generation(
-        text="".join(texts),
-        finish_reason=finish_reason,
+        text=answer.text,
+        entries=answer.entries,
+        finish_reason=answer.finish_reason,
         finished_s=int(time.time()),
         num_prompt_tokens=record.num_prompt_tokens,
         num_tokens=record.num_tokens,

@@ -9,6 +9,7 @@ from pdserve.errors import InvalidField, UnsupportedField
 from pdserve.gateway.chat_request import ChatMessage
 from pdserve.gateway.fields import NoOps, convert, parse_object, without_no_ops
 from pdserve.gateway.sampling_fields import SamplingFields
+from pdserve.sampling import MAX_TOP_LOGPROBS
 
 RESPONSES_NO_OPS: NoOps = {
     "store": (False,),
@@ -16,14 +17,12 @@ RESPONSES_NO_OPS: NoOps = {
     "conversation": (),
     "background": (False,),
     "background_options": ({},),
-    "include": ([],),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "max_tool_calls": (),
     "reasoning": ({},),
     "text": ({}, {"format": {"type": "text"}}),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "context_management": ([],),
     "prompt": (),
@@ -42,6 +41,9 @@ RESPONSES_NO_OPS: NoOps = {
 ITEM_NO_OPS: NoOps = {"phase": ()}
 
 PART_NO_OPS: NoOps = {"annotations": ([],), "logprobs": ([],), "prompt_cache_breakpoint": ()}
+
+LOGPROBS = "message.output_text.logprobs"
+"""What can be asked for by `include`."""
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -67,6 +69,16 @@ class InputMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return ChatMessage(role=self.role, content=content)
 
 
+class _Sampling(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a response asks of the sampler, as the other APIs do."""
+
+    top_logprobs: int | None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return self.top_logprobs
+
+
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ranges are OpenAI's; null means the default, as there."""
 
@@ -76,6 +88,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     """Comes back in the answer; changes nothing."""
@@ -91,15 +105,27 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return [*instructions, *(message.as_chat_message for message in self.input)]
 
     @property
+    def includes_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ())
+
+    @property
     def sampling_fields(self) -> SamplingFields:
-        return SamplingFields(
-            model=self.model, max_tokens=self.max_output_tokens, temperature=self.temperature, top_p=self.top_p
+        return _Sampling(
+            model=self.model,
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
         )
 
 
 def parse_responses_request(body: bytes) -> ResponsesRequest:
     """Raises: `InvalidField`, `UnsupportedField`."""
     fields = without_no_ops(parse_object(body), RESPONSES_NO_OPS)
+    include = fields.get("include")
+    for asked in cast("list[object]", include) if isinstance(include, list) else ():
+        if isinstance(asked, str) and asked != LOGPROBS:
+            raise UnsupportedField(f"'include' has {asked!r}, which is not supported", param="include")
     items = fields.get("input")
     if isinstance(items, list):
         listed = cast("list[object]", items)
@@ -107,6 +133,8 @@ def parse_responses_request(body: bytes) -> ResponsesRequest:
     request = convert(fields, ResponsesRequest)
     if not request.input:
         raise InvalidField("'input' is empty", param="input")
+    if request.top_logprobs and not request.includes_logprobs:
+        raise InvalidField(f"'top_logprobs' needs 'include' to have '{LOGPROBS}'", param="top_logprobs")
     return request
 
 

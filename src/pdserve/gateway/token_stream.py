@@ -1,4 +1,4 @@
-"""The deltas of one request on their way from the hub to the handler that answers the client."""
+"""The deltas of one request to a worker, on their way from the hub to the handler that answers the client."""
 
 import asyncio
 from collections import deque
@@ -18,6 +18,11 @@ class TokenStream:
         self.num_restarts = 0
         """How often everything read so far became void; a reader that keeps deltas compares it."""
 
+    def wake_with(self, changed: asyncio.Event) -> None:
+        """From now on this event is set where there is something to take: one for all streams of one reader."""
+        self._changed = changed
+        changed.set()
+
     def put(self, delta: Delta) -> bool:
         """False, and nothing is kept, when the reader is too far behind."""
         if len(self._deltas) >= self._max_deltas:
@@ -35,11 +40,10 @@ class TokenStream:
         self._deltas.clear()
         self.num_restarts += 1
 
-    async def next(self) -> Delta:
-        """Ends at the latest when the dispatcher's deadline fails the request. Raises: `RequestFailed`."""
-        while not self._deltas:
-            if self._failure is not None:
-                raise RequestFailed(self._failure)
-            self._changed.clear()
-            await self._changed.wait()
-        return self._deltas.popleft()
+    def take(self) -> Delta | None:
+        """The next delta, None while there is none. Raises: `RequestFailed` once nothing precedes the failure."""
+        if self._deltas:
+            return self._deltas.popleft()
+        if self._failure is not None:
+            raise RequestFailed(self._failure)
+        return None

@@ -57,13 +57,12 @@ class GatewayMetrics:
         self.workers = WorkerGauges(registry, model_name=model_name)
 
     def observe_finished(
-        self, instants: RequestInstants, *, finish_reason: str, num_prompt_tokens: int, num_tokens: int
+        self, instants: RequestInstants, *, finish_reason: str, num_prompt_tokens: int, mean_gap_s: float | None
     ) -> None:
-        """A request was answered in full."""
+        """A request was answered in full; `mean_gap_s` is None where no choice has two tokens."""
         self._intervals.observe(instants)
-        generating_s = instants.seconds_between(Instant.FIRST_TOKEN, Instant.LAST_TOKEN)
-        if generating_s is not None and num_tokens > 1:
-            self._mean_gap.observe(generating_s / (num_tokens - 1))
+        if mean_gap_s is not None:
+            self._mean_gap.observe(mean_gap_s)
         self._prompt_tokens.inc(num_prompt_tokens)
         self._finished.labels(model_name=self._model_name, finished_reason=finish_reason).inc()
 
