@@ -4,6 +4,9 @@ The reference for the bytes is a prefill of the same tokens on a colocated worke
 worker: the arithmetic is the same to the last bit, on kernels whose sums depend on the cut too. Every rank of the
 decode side is compared, replicas as well. A handoff covers all tokens but the last, so the colocated worker is given
 the prompt without it. The references for the tokens are the colocated worker on the whole prompt, and `transformers`.
+
+With speculation the guesses are compared too. A drafter whose KV or hidden state came over stale or shifted changes no
+token, but it guesses worse: so both sides must have tried as many guesses, and found as many of them right.
 """
 
 from collections.abc import Sequence
@@ -48,6 +51,18 @@ class Comparison:
         return self.num_mismatched_bytes == 0 and self.equals_colocated and self.equals_transformers is not False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """Of one deployment, over all its answers."""
+
+    num_tried: int
+    num_accepted: int
+
+    def __str__(self) -> str:
+        share = f" ({100 * self.num_accepted / self.num_tried:.1f}%)" if self.num_tried else ""
+        return f"{self.num_accepted} of {self.num_tried} accepted{share}"
+
+
 def prompt_lengths(*, page_slots: int, num_long: int, chunk_tokens: int | None) -> tuple[int, ...]:
     """Lengths around each edge of a page, and of a chunk where `chunk_tokens` is given; ascending, no repetition."""
     edges = [1, page_slots - 1, page_slots, page_slots + 1, num_long]
@@ -65,7 +80,7 @@ class Prober:
         self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
     async def hand_over(self, prompt: Sequence[int]) -> Captured:
-        """The prompt prefilled remotely. Raises: `InternalError` when it was not."""
+        """The prompt prefilled remotely, which `require_remote` makes sure of."""
         answer = await self._client.complete(list(prompt), max_tokens=NUM_TOKENS)
         kv = await self._kv(answer) if len(prompt) > 1 else None
         return Captured(token_ids=tuple(answer.token_ids), kv=kv)
@@ -79,14 +94,17 @@ class Prober:
         return Captured(token_ids=tuple(answer.token_ids), kv=kv)
 
     async def require_remote(self, *, num_local: int) -> None:
-        """Raises: `InternalError` when the decode worker prefilled more than `num_local` prompts itself."""
-        for worker in await self._client.workers():
-            async with self._session.get(f"{worker['url']}/metrics", headers=self._headers) as response:
-                text = await response.text()
-            lines = [line for line in text.splitlines() if line.startswith("pdserve:prefill_local_total{")]
-            found = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
-            if found > num_local:
-                raise InternalError(f"{worker['worker_id']} prefilled {found:g} prompts locally: {lines}")
+        """Raises: `InternalError` when more than `num_local` prompts were prefilled where they are decoded."""
+        found = await self._total("pdserve:prefill_local_total")
+        if found > num_local:
+            raise InternalError(f"the decode worker prefilled {found:g} prompts locally, not {num_local}")
+
+    async def guesses(self) -> Guesses:
+        """Of all workers, until now."""
+        return Guesses(
+            num_tried=int(await self._total("pdserve:draft_tokens_total")),
+            num_accepted=int(await self._total("pdserve:draft_tokens_accepted_total")),
+        )
 
     async def require_shape(self, places: Sequence[WorkerPlace], captured: Sequence[Captured]) -> None:
         """Raises: `InternalError` when a worker has not the ranks that it should, or one of them decoded nothing."""
@@ -99,6 +117,15 @@ class Prober:
         used = {each.kv.dp_rank for each in captured if each.kv is not None}
         if len(used) != num_dp_ranks:
             raise InternalError(f"only the data parallel ranks {sorted(used)} of {num_dp_ranks} decoded a prompt")
+
+    async def _total(self, metric: str) -> float:
+        """Over all workers and labels."""
+        total = 0.0
+        for worker in await self._client.workers():
+            async with self._session.get(f"{worker['url']}/metrics", headers=self._headers) as response:
+                lines = (await response.text()).splitlines()
+            total += sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{metric}{{"))
+        return total
 
     async def _kv(self, answer: Answer) -> KvSnapshot:
         for worker in await self._client.workers():

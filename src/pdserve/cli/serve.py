@@ -7,6 +7,7 @@ import os
 import sys
 
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
+from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
@@ -27,6 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=parse_port, default=8000, help="port of the gateway (default: 8000)")
     add_parallel_flags(parser)
     add_engine_flags(parser)
+    add_speculation_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_free_port(arguments.host, arguments.port)
     source = resolve_model(arguments.model)
     require_parallel_model(source.dir, places)
+    speculation = requested_speculation(arguments, source.dir)
     say(f"model {source.name} in {source.dir}")
     settings = DeploymentSettings(
         model_dir=str(source.dir),
@@ -44,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         places=places,
         host=arguments.host,
         port=arguments.port,
-        worker_arguments=worker_arguments,
+        worker_arguments=(*worker_arguments, *speculation_flags(speculation)),
     )
     run_until_signal(lambda stop: _serve(settings, stop))
     return 0

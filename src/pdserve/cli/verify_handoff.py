@@ -4,6 +4,9 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +18,19 @@ from pdserve.bench.handoff_check import (
     NUM_TOKENS,
     Captured,
     Comparison,
+    Guesses,
     Prober,
     compare,
     prompt_lengths,
 )
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.serve import say
+from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers
+from pdserve.config.speculation import Speculation
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 from pdserve.text.tokenizer import Tokenizer
 
@@ -44,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_parallel_flags(parser)
     add_engine_flags(parser)
+    add_speculation_flags(parser)
     parser.set_defaults(capture_kv=True)
 
 
@@ -58,16 +65,22 @@ def run(arguments: argparse.Namespace) -> int:
         chunk_tokens=None if is_sharded else arguments.chunk_tokens,
     )
     prompts = [tuple(text_ids[:length]) for length in lengths]
-    settings = [_apart(arguments, source), _colocated(arguments, source)]
-    for deployment in settings:
+    speculation = requested_speculation(arguments, source.dir, resolve=_resolve)
+    apart, colocated = (
+        _settings(arguments, source, speculation, request) for request in (_apart(arguments), _colocated(arguments))
+    )
+    for deployment in (apart, colocated):
         require_parallel_model(source.dir, deployment.places)
-    handed_over, local = asyncio.run(_probe(settings, prompts))
+    handed_over, local = asyncio.run(_probe_both(apart, colocated, prompts))
     references = _transformers_tokens(source.dir, prompts)
     comparisons = [
-        compare(len(prompt), apart, colocated, reference)
-        for prompt, apart, colocated, reference in zip(prompts, handed_over, local, references, strict=True)
+        compare(len(prompt), remote, reference, by_transformers)
+        for prompt, remote, reference, by_transformers in zip(
+            prompts, handed_over.captured, local.captured, references, strict=True
+        )
     ]
-    return _report(comparisons)
+    guesses_are_ok = speculation is None or _report_guesses(speculation, handed_over.guesses, local.guesses)
+    return _report(comparisons, guesses_are_ok=guesses_are_ok)
 
 
 def _resolve(model: str | None) -> "ModelSource":
@@ -79,8 +92,8 @@ def _resolve(model: str | None) -> "ModelSource":
     return resolve_model(model)
 
 
-def _apart(arguments: argparse.Namespace, source: "ModelSource") -> DeploymentSettings:
-    request = DeploymentRequest(
+def _apart(arguments: argparse.Namespace) -> DeploymentRequest:
+    return DeploymentRequest(
         num_prefill=1,
         num_decode=1,
         num_colocated=0,
@@ -89,47 +102,61 @@ def _apart(arguments: argparse.Namespace, source: "ModelSource") -> DeploymentSe
         decode_tp=arguments.decode_tp,
         decode_dp=arguments.decode_dp,
     )
-    return _settings(arguments, source, request)
 
 
-def _colocated(arguments: argparse.Namespace, source: "ModelSource") -> DeploymentSettings:
+def _colocated(arguments: argparse.Namespace) -> DeploymentRequest:
     """The reference, with as many ranks as the prefill worker."""
-    request = DeploymentRequest(
+    return DeploymentRequest(
         num_prefill=0, num_decode=0, num_colocated=1, available_cpus=_two_cpus(), decode_tp=arguments.prefill_tp
     )
-    return _settings(arguments, source, request)
 
 
 def _two_cpus() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0))[:2])
 
 
-def _settings(arguments: argparse.Namespace, source: "ModelSource", request: DeploymentRequest) -> DeploymentSettings:
+def _settings(
+    arguments: argparse.Namespace, source: "ModelSource", speculation: Speculation | None, request: DeploymentRequest
+) -> DeploymentSettings:
     # One thread everywhere: on torch's kernels, how a product is split over threads decides its last bit.
     return DeploymentSettings(
         model_dir=str(source.dir),
         model_name=source.name,
         places=place_workers(request),
-        worker_arguments=(*engine_flags(arguments), "--threads", "1"),
+        worker_arguments=(*engine_flags(arguments), *speculation_flags(speculation), "--threads", "1"),
     )
 
 
-async def _probe(
-    settings: list[DeploymentSettings], prompts: list[tuple[int, ...]]
-) -> tuple[list[Captured], list[Captured]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probed:
+    """What one deployment made of all prompts."""
+
+    captured: list[Captured]
+    guesses: Guesses
+
+
+async def _probe_both(
+    apart: DeploymentSettings, colocated: DeploymentSettings, prompts: list[tuple[int, ...]]
+) -> tuple[_Probed, _Probed]:
     """Every prompt handed over, and computed locally; one deployment after the other."""
-    apart, colocated = settings
-    secret = environment.cluster_secret()
-    async with LocalDeployment(apart, on_progress=say) as deployment, aiohttp.ClientSession() as session:
-        prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
-        handed_over = [await prober.hand_over(prompt) for prompt in prompts]
+    async with _prober(apart) as prober:
+        captured = [await prober.hand_over(prompt) for prompt in prompts]
         await prober.require_remote(num_local=sum(len(prompt) == 1 for prompt in prompts))
-        await prober.require_shape(apart.places, handed_over)
-    async with LocalDeployment(colocated, on_progress=say) as deployment, aiohttp.ClientSession() as session:
-        prober = Prober(ApiClient(session, deployment.url, api_key=environment.api_key()), session, secret=secret)
-        local = [await prober.compute_locally(prompt) for prompt in prompts]
-        await prober.require_shape(colocated.places, local)
+        await prober.require_shape(apart.places, captured)
+        handed_over = _Probed(captured=captured, guesses=await prober.guesses())
+    async with _prober(colocated) as prober:
+        captured = [await prober.compute_locally(prompt) for prompt in prompts]
+        await prober.require_shape(colocated.places, captured)
+        local = _Probed(captured=captured, guesses=await prober.guesses())
     return handed_over, local
+
+
+@asynccontextmanager
+async def _prober(settings: DeploymentSettings) -> AsyncGenerator[Prober]:
+    """Of a deployment that runs as long."""
+    async with LocalDeployment(settings, on_progress=say) as deployment, aiohttp.ClientSession() as session:
+        client = ApiClient(session, deployment.url, api_key=environment.api_key())
+        yield Prober(client, session, secret=environment.cluster_secret())
 
 
 def _transformers_tokens(model_dir: Path, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
@@ -153,7 +180,15 @@ def _transformers_tokens(model_dir: Path, prompts: list[tuple[int, ...]]) -> lis
     return tokens
 
 
-def _report(comparisons: list[Comparison]) -> int:
+def _report_guesses(speculation: Speculation, handed_over: Guesses, local: Guesses) -> bool:
+    """Whether both guessed, and a drafter alike. N-grams may guess after a handoff one pass earlier."""
+    print(f"guesses by {speculation.drafter.value}: handed over {handed_over}, colocated {local}")
+    if speculation.needs_engine and handed_over != local:
+        return False
+    return min(handed_over.num_tried, local.num_tried) > 0
+
+
+def _report(comparisons: list[Comparison], *, guesses_are_ok: bool) -> int:
     for comparison in comparisons:
         against_transformers = {True: "equal", False: "DIFFERENT", None: "not compared"}[comparison.equals_transformers]
         print(
@@ -162,7 +197,7 @@ def _report(comparisons: list[Comparison]) -> int:
             f"tokens: colocated {'equal' if comparison.equals_colocated else 'DIFFERENT'}, "
             f"transformers {against_transformers}"
         )
-    is_ok = all(comparison.is_ok for comparison in comparisons)
+    is_ok = guesses_are_ok and all(comparison.is_ok for comparison in comparisons)
     num_mismatched = sum(comparison.num_mismatched_bytes for comparison in comparisons)
     print(
         f"verify-handoff: {'ok' if is_ok else 'FAILED'} prompts={len(comparisons)} "

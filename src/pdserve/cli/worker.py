@@ -3,9 +3,11 @@
 import argparse
 import asyncio
 import os
+from pathlib import Path
 
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.model import chosen_model
+from pdserve.cli.speculation import add_speculation_flags, requested_speculation
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
@@ -55,6 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"silence of a worker or its gateway that counts as death (default: {DEFAULT_LEASE_S:g})",
     )
     add_engine_flags(parser)
+    add_speculation_flags(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
@@ -171,6 +174,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
     model_dir, model_name = chosen_model(arguments)
+    speculation = requested_speculation(arguments, Path(model_dir))
     return WorkerSettings(
         name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",
         role=Role(arguments.role),
@@ -191,6 +195,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         chunk_tokens=arguments.chunk_tokens,
         saturation_tokens=min(DEFAULT_SATURATION_TOKENS, arguments.chunk_tokens),
         max_running=arguments.max_running,
+        speculation=speculation,
         lease_s=arguments.lease,
         heartbeat_s=arguments.lease / HEARTBEATS_A_LEASE,
         join_timeout_s=arguments.join_timeout,

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 
 from pdserve.config.role import Role
+from pdserve.config.speculation import Drafter, Speculation
 from pdserve.decode.role import DecodeLimits, DecodeRole
 from pdserve.ids import SequenceId
 from pdserve.kv.pages import PagePool
@@ -30,7 +31,10 @@ class RankCore:
         self.dp_rank = dp_rank
         self.pool = pool
         self.scheduler = Scheduler(
-            pool=pool, page_slots=around.engine.sharding.layout.page_slots, limits=around.schedule_limits
+            pool=pool,
+            page_slots=around.engine.sharding.layout.page_slots,
+            limits=around.schedule_limits,
+            speculation=around.settings.speculation if receiver is not None else None,
         )
         self._receiver = receiver
         self._sequence_ids = map(SequenceId, count())
@@ -61,6 +65,7 @@ class RankCore:
             new_sequence_id=self._sequence_ids.__next__,
             limits=DecodeLimits(max_model_len=around.engine.max_model_len),
             needs_prefill_worker=around.settings.role is Role.DECODE,
+            keeps_tails=_reads_tails(around.settings.speculation),
             on_prefilled=partial(on_prefilled, self.dp_rank) if on_prefilled is not None else None,
         )
 
@@ -95,3 +100,8 @@ class RankCore:
             num_pages=self.pool.num_pages,
             num_quarantined_pages=receiver.num_quarantined_pages(self.dp_rank) if receiver is not None else 0,
         )
+
+
+def _reads_tails(speculation: Speculation | None) -> bool:
+    """A head begins with the hidden state of the last prefilled position; a draft model has all it needs in its KV."""
+    return speculation is not None and speculation.drafter in (Drafter.MTP, Drafter.EAGLE)
