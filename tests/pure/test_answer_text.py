@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.pure.toy_tokenizer import EOS, LETTERS, letter_tokenizer
+from tests.pure.toy_tokenizer import EOS, EOS_TEXT, LETTERS, letter_tokenizer
 
 from pdserve.decode.answer_text import MAX_HELD_ENTRIES, AnswerText
 from pdserve.sampling import TokenLogprobs
@@ -83,3 +83,19 @@ def test_tokens_without_logprobs_have_no_entries() -> None:
     answer.add(A, None, may_stop=True)
     answer.finish(may_stop=True)
     assert answer.take() == ("a", ())
+
+
+def test_special_token_that_is_text_has_its_entry_where_its_text_begins() -> None:
+    answer = AnswerText(letter_tokenizer(), stop=(), skip_special_tokens=False)
+    for index, token_id in enumerate([A, EOS, B]):
+        answer.add(token_id, logprobs_of(index, token_id), may_stop=True)
+    text, entries = answer.take()
+    assert text == f"a{EOS_TEXT}b"
+    assert [entry.text_offset for entry in entries] == [0, 1, 1 + len(EOS_TEXT)]
+
+
+def test_special_token_that_is_text_can_be_a_stop_string() -> None:
+    answer = AnswerText(letter_tokenizer(), stop=(EOS_TEXT,), skip_special_tokens=False)
+    assert [answer.add(token_id, logprobs_of(0, token_id), may_stop=True) for token_id in [A, EOS]] == [False, True]
+    text, entries = answer.take()
+    assert (text, [entry.logprobs.token_id for entry in entries]) == ("a", [A])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.pure.decode_role_side import DecodeRoleSide
-from tests.pure.toy_tokenizer import EOS
+from tests.pure.toy_tokenizer import EOS, EOS_TEXT
 
 from pdserve.decode.deltas import split_deltas
 from pdserve.ids import RequestId
@@ -15,17 +15,24 @@ from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire.cluster import Delta, FinishReason, PrefillPlace, TokenEntry
 
 
-def delta_of(num_entries: int) -> Delta:
-    entry = TokenEntry(text_offset=0, logprobs=TokenLogprobs(token_id=0, logprob=0.0, top=()))
-    return Delta(request_id=RequestId("request"), token_ids=(0,), text="", entries=(entry,) * num_entries)
+def delta_of(num_entries: int, *, of_prompt: bool) -> Delta:
+    logprobs = TokenLogprobs(token_id=0, logprob=0.0, top=())
+    entry = TokenEntry(text_offset=0, logprobs=logprobs)
+    return Delta(
+        request_id=RequestId("request"),
+        token_ids=() if of_prompt else (0,),
+        text="",
+        entries=() if of_prompt else (entry,) * num_entries,
+        prompt_logprobs=(logprobs,) * num_entries if of_prompt else (),
+    )
 
 
-@given(nums_entries=st.lists(st.integers(0, 6), max_size=12))
-def test_deltas_with_many_entries_go_in_several_parts(nums_entries: list[int]) -> None:
-    deltas = list(map(delta_of, nums_entries))
+@given(nums_entries=st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
+def test_deltas_with_many_entries_go_in_several_parts(nums_entries: list[tuple[int, bool]]) -> None:
+    deltas = [delta_of(num_entries, of_prompt=of_prompt) for num_entries, of_prompt in nums_entries]
     parts = split_deltas(deltas, max_entries=5)
     assert [delta for part in parts for delta in part] == deltas
-    sizes = [[len(delta.entries) for delta in part] for part in parts]
+    sizes = [[len(delta.entries) + len(delta.prompt_logprobs) for delta in part] for part in parts]
     assert all(sum(part) <= 5 or len(part) == 1 for part in sizes)
     assert all(sum(part) + following[0] > 5 for part, following in pairwise(sizes))
 
@@ -142,3 +149,57 @@ def test_logprobs_are_those_of_the_tokens_of_the_text(
     worker.sample(letters)
     assert request_id in worker.finished
     assert worker.reported[request_id] == list(range(num_reported))
+
+
+# Several tokens of one step
+
+
+def test_tokens_of_a_step_go_out_as_one_delta(worker: DecodeRoleSide) -> None:
+    request_id = worker.generate(sampling=SamplingParams(max_tokens=9, num_top_logprobs=1))
+    worker.land(worker.grants()[0])
+    worker.run_pass(lambda _: "abcdefghi", guess="+++")
+    worker.run_pass(lambda _: "abcdefghi", guess="+++")
+    assert [delta.token_ids for delta in worker.deltas] == [(0,), (1, 2, 3, 4)]
+    assert [delta.text for delta in worker.deltas] == ["a", "bcde"]
+    assert [entry.text_offset for entry in worker.deltas[1].entries] == [1, 2, 3, 4]
+    assert worker.reported[request_id] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_tokens", "text", "num_reported"),
+    [
+        ({"stop": ("cd",)}, 4, "ab", 2),
+        ({"stop": ("bc",)}, 3, "a", 1),
+        ({"stop_token_ids": (2,)}, 3, "ab", 2),
+        ({"stop_token_ids": (2,), "min_tokens": 3}, 6, "abcdef", 6),
+        ({"stop": ("bc",), "min_tokens": 3}, 6, "abcdef", 6),
+        ({}, 6, "abcdef", 6),
+    ],
+)
+def test_answer_that_ends_within_a_step_leaves_out_the_tokens_after(
+    worker: DecodeRoleSide, sampling: dict[str, Any], num_tokens: int, text: str, num_reported: int
+) -> None:
+    """The engine's sampler knows stop tokens, but no stop strings: what it draws after one is nobody's."""
+    request_id = worker.generate(sampling=SamplingParams(max_tokens=6, num_top_logprobs=0, **sampling))
+    worker.land(worker.grants()[0])
+    while request_id not in worker.finished:
+        worker.run_pass(lambda _: "abcdefghijkl", guess="+++++")
+    assert worker.tokens(request_id) == list(range(num_tokens))
+    assert worker.text(request_id) == text
+    assert worker.reported[request_id] == list(range(num_reported))
+    assert worker.is_idle()
+
+
+def test_special_tokens_are_text_where_they_are_not_skipped(worker: DecodeRoleSide) -> None:
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True, skip_special_tokens=False)
+    request_id = worker.generate(sampling=sampling)
+    worker.land(worker.grants()[0])
+    worker.sample("a..b")
+    assert worker.texts[request_id] == f"a{EOS_TEXT}{EOS_TEXT}b"
+
+
+def test_special_token_that_ends_the_answer_is_no_text(worker: DecodeRoleSide) -> None:
+    request_id = worker.generate(sampling=SamplingParams(max_tokens=4, skip_special_tokens=False))
+    worker.land(worker.grants()[0])
+    worker.sample("ab.")
+    assert worker.texts[request_id] == "ab"

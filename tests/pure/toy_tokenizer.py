@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are the letters: token 0 is "a"; the last one ends the text."""
+"""A tokenizer whose tokens are the letters: token 0 is "a"; the last one, a special token, ends the text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pdserve.text.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 EOS = len(LETTERS)
+EOS_TEXT = "<end>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class LetterCore:
         return Encoding([LETTERS.index(letter) for letter in sequence])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        del skip_special_tokens
-        return "".join(LETTERS[token_id % len(LETTERS)] for token_id in ids if token_id != EOS)
+        eos_text = "" if skip_special_tokens else EOS_TEXT
+        return "".join(eos_text if token_id == EOS else LETTERS[token_id % len(LETTERS)] for token_id in ids)
 
     def token_to_id(self, token: str) -> int | None:
         return LETTERS.index(token)
