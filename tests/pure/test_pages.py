@@ -1,4 +1,6 @@
-"""The page pool against a set of free pages."""
+"""The page pool against a list of owners."""
+
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -18,8 +20,9 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.pool = PagePool(num_pages=NUM_PAGES)
         self.owned: list[list[PageIndex]] = []
 
-    def owned_pages(self) -> set[PageIndex]:
-        return {page for pages in self.owned for page in pages}
+    def owned_pages(self) -> Counter[PageIndex]:
+        """Pages by how many owners they have."""
+        return Counter(page for pages in self.owned for page in pages)
 
     @rule(num_pages=st.integers(0, NUM_PAGES + 1))
     def allocate(self, num_pages: int) -> None:
@@ -29,9 +32,23 @@ class PagePoolMachine(RuleBasedStateMachine):
             return
         pages = self.pool.allocate(num_pages)
         assert len(set(pages)) == num_pages
-        assert not set(pages) & self.owned_pages()
+        assert not set(pages) & set(self.owned_pages())
         assert all(0 <= page < NUM_PAGES for page in pages)
         self.owned.append(pages)
+
+    @rule(choice=st.integers(0, 100), num_pages=st.integers(1, NUM_PAGES))
+    def share(self, choice: int, num_pages: int) -> None:
+        if self.owned:
+            pages = self.owned[choice % len(self.owned)][:num_pages]
+            self.pool.share(pages)
+            self.owned.append(pages)
+
+    @rule(choice=st.integers(0, 100))
+    def share_with_a_free_page(self, choice: int) -> None:
+        free = sorted(set(range(NUM_PAGES)) - set(self.owned_pages()))
+        pages = self.owned[choice % len(self.owned)] if self.owned else []
+        with pytest.raises(InternalError):
+            self.pool.share([*pages, PageIndex(free[choice % len(free)] if free else NUM_PAGES)])
 
     @rule(choice=st.integers(0, 100))
     def release(self, choice: int) -> None:
@@ -45,11 +62,17 @@ class PagePoolMachine(RuleBasedStateMachine):
             self.pool.release([*pages, PageIndex(foreign)])
 
     @rule(choice=st.integers(0, 100))
-    def release_twice(self, choice: int) -> None:
+    def release_once_too_often(self, choice: int) -> None:
         pages = self.owned[choice % len(self.owned)] if self.owned else []
         if pages:
             with pytest.raises(InternalError):
-                self.pool.release([*pages, pages[0]])
+                self.pool.release([*pages, *[pages[0]] * self.owned_pages()[pages[0]]])
+
+    def teardown(self) -> None:
+        """The counts were right if each owner can release once, and the last release frees."""
+        for pages in self.owned:
+            self.pool.release(pages)
+        self.pool.audit(num_owned=0)
 
     @invariant()
     def pages_are_conserved(self) -> None:
@@ -80,6 +103,27 @@ def test_page_release_of_a_free_page_changes_nothing() -> None:
     with pytest.raises(InternalError, match="page 3 can't be released: it is free already"):
         pool.release([*pages, PageIndex(3)])
     pool.audit(num_owned=2)
+    pool.release(pages)
+    pool.audit(num_owned=0)
+
+
+def test_page_with_two_owners_is_free_after_the_second_release() -> None:
+    pool = PagePool(num_pages=4)
+    pages = pool.allocate(2)
+    pool.share(pages[:1])
+    pool.release(pages)
+    assert pool.num_free == 3
+    pool.audit(num_owned=1)
+    pool.release(pages[:1])
+    assert pool.allocate(1) == pages[:1], "freed last, used next"
+
+
+@pytest.mark.parametrize(("page_index", "problem"), [(3, "is free already"), (4, "is not one of the 4 pages")])
+def test_page_share_of_a_page_without_owner_changes_nothing(page_index: int, problem: str) -> None:
+    pool = PagePool(num_pages=4)
+    pages = pool.allocate(2)
+    with pytest.raises(InternalError, match=f"page {page_index} can't be shared: it {problem}"):
+        pool.share([*pages, PageIndex(page_index)])
     pool.release(pages)
     pool.audit(num_owned=0)
 

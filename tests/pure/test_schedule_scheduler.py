@@ -1,69 +1,13 @@
 """The scheduler, one rule at a time."""
 
 import pytest
+from tests.pure.schedule_bench import Bench, ranges, sequence
 
 from pdserve.errors import CapacityError, ConfigError, ContextOverflow, InternalError
 from pdserve.ids import PageIndex, SequenceId
-from pdserve.kv.pages import PagePool
-from pdserve.sampling import SamplingParams
-from pdserve.schedule.batch import Batch, BatchResult, Chunk
+from pdserve.schedule.batch import BatchResult, Chunk
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.outcome import StepOutcome
-from pdserve.schedule.scheduler import Scheduler
-from pdserve.schedule.sequence import Sequence
-
-PAGE_SLOTS = 4
-LIMITS = ScheduleLimits(max_batch_tokens=32, saturation_tokens=16, max_running=8, max_waiting=4)
-
-
-class Bench:
-    """A scheduler, its pool, and an executor that samples token 9."""
-
-    def __init__(self, *, num_pages: int = 64, limits: ScheduleLimits = LIMITS) -> None:
-        self.pool = PagePool(num_pages=num_pages)
-        self.scheduler = Scheduler(pool=self.pool, page_slots=PAGE_SLOTS, limits=limits)
-
-    def add(self, sequence: Sequence) -> Sequence:
-        self.scheduler.add(sequence)
-        return sequence
-
-    def add_handed_over(self, sequence_id: int, *, num_tokens: int, num_pages: int, max_tokens: int = 8) -> Sequence:
-        handed_over = sequence(sequence_id, num_tokens=num_tokens, max_tokens=max_tokens)
-        handed_over.page_indices = self.pool.allocate(num_pages)
-        handed_over.num_computed = num_tokens - 1
-        return self.add(handed_over)
-
-    def start(self, now_ns: int = 0) -> Batch:
-        batch = self.scheduler.next_batch(now_ns)
-        assert batch is not None
-        return batch
-
-    def finish(self, batch: Batch) -> StepOutcome:
-        return self.scheduler.complete(result_of(batch))
-
-    def step(self) -> tuple[Batch, StepOutcome]:
-        batch = self.start()
-        return batch, self.finish(batch)
-
-
-def sequence(sequence_id: int, *, num_tokens: int, max_tokens: int | None = None) -> Sequence:
-    return Sequence(
-        sequence_id=SequenceId(sequence_id),
-        token_ids=list(range(num_tokens)),
-        num_prompt_tokens=num_tokens,
-        arrival_ns=sequence_id,
-        sampling=None if max_tokens is None else SamplingParams(max_tokens=max_tokens),
-        tail_slot=5 if max_tokens is None else None,
-    )
-
-
-def result_of(batch: Batch) -> BatchResult:
-    sampled = tuple((chunk.sequence_id, (9,)) for chunk in batch.chunks if chunk.samples)
-    return BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=0, ended_ns=1)
-
-
-def ranges(batch: Batch) -> list[tuple[int, int, int]]:
-    return [(chunk.sequence_id, chunk.start, chunk.stop) for chunk in batch.chunks]
 
 
 def test_schedule_prefill_only_leaves_its_last_token_and_fills_the_tail_once() -> None:

@@ -4,10 +4,6 @@ A guess costs as much as a token and is worth one only when it is right. So gues
 up to `saturation_tokens`, which a pass takes almost for free, and of the pages beyond one for each other sequence that
 generates, so that no one is preempted for a guess. When tokens are short, every sequence gets its first guess before
 any gets its second: a guess is only worth something when all before it were right.
-
-Guesses from n-grams are also fewer after a wrong one: as many as were right and one more; twice as many once all were
-right. Text where one guess was wrong is mostly text where the next is too. An engine's guesses have cost passes of the
-drafter already, and are all tried.
 """
 
 from collections.abc import Sequence as Many
@@ -20,15 +16,6 @@ from pdserve.schedule.ngram import NgramIndex
 from pdserve.schedule.sequence import Sequence
 
 
-class _Guesser:
-    """Of one sequence."""
-
-    def __init__(self, *, num_tokens: int) -> None:
-        self.index = NgramIndex()
-        self.num_tokens = num_tokens
-        """The most guesses of the next pass."""
-
-
 class Drafts:
     """Threads: one."""
 
@@ -37,38 +24,37 @@ class Drafts:
         self._pool = pool
         self._page_slots = page_slots
         self._saturation_tokens = saturation_tokens
-        self._guessers: dict[SequenceId, _Guesser] = {}
+        self._ngrams: dict[SequenceId, NgramIndex] = {}
 
     def extend(self, decodes: Many[ChunkPlan], prefills: Many[ChunkPlan], *, num_reserved_pages: int) -> None:
         """Adds drafts to the decodes, and pages to look ahead in to all that sample. So many pages stay free."""
-        room = self._saturation_tokens - sum(plan.num_tokens for plan in (*decodes, *prefills))
-        guesses = [(plan, self._guesses(plan.sequence)) for plan in decodes] if room > 0 else []
+        plans = (*decodes, *prefills)
+        room = self._saturation_tokens - sum(plan.num_tokens for plan in plans)
+        if room > 0:
+            self._add_drafts(decodes, room=room, num_reserved_pages=num_reserved_pages)
+        if self._speculation.needs_engine:
+            for plan in plans:
+                if plan.samples:
+                    self._look_ahead(plan, num_reserved_pages=num_reserved_pages)
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        self._ngrams.pop(sequence_id, None)
+
+    def _add_drafts(self, decodes: Many[ChunkPlan], *, room: int, num_reserved_pages: int) -> None:
+        guesses = [(plan, self._guesses(plan.sequence)) for plan in decodes]
         for num_before in range(self._speculation.num_draft_tokens):
             for plan, token_ids in guesses:
                 if room == 0:
-                    break
+                    return
                 is_next = len(plan.draft_token_ids) == num_before < len(token_ids)
                 if is_next and self._cover(plan.sequence, plan.stop + 1, num_reserved_pages=num_reserved_pages):
                     plan.draft_token_ids = token_ids[: num_before + 1]
                     room -= 1
-        if self._speculation.needs_engine:
-            for plan in (*decodes, *prefills):
-                if plan.samples:
-                    slots_left = plan.sequence.longest_stop - plan.stop
-                    plan.num_lookahead_slots = min(self._speculation.num_draft_tokens, slots_left)
-                    num_slots = plan.stop + plan.num_lookahead_slots
-                    self._cover(plan.sequence, num_slots, num_reserved_pages=num_reserved_pages)
 
-    def learn(self, sequence_id: SequenceId, *, num_drafts: int, num_accepted: int) -> None:
-        """How the drafts of a pass turned out."""
-        guesser = self._guessers.get(sequence_id)
-        if guesser is not None and num_drafts > 0:
-            is_right = num_accepted == num_drafts
-            num_tokens = 2 * guesser.num_tokens if is_right else num_accepted + 1
-            guesser.num_tokens = min(num_tokens, self._speculation.num_draft_tokens)
-
-    def forget(self, sequence_id: SequenceId) -> None:
-        self._guessers.pop(sequence_id, None)
+    def _look_ahead(self, plan: ChunkPlan, *, num_reserved_pages: int) -> None:
+        num_slots = min(self._speculation.num_draft_tokens, plan.sequence.longest_stop - plan.stop)
+        self._cover(plan.sequence, plan.stop + num_slots, num_reserved_pages=num_reserved_pages)
+        plan.num_lookahead_slots = num_slots
 
     def _guesses(self, sequence: Sequence) -> tuple[int, ...]:
         """No more than can become tokens: the pass gives one token more than it has drafts that are right."""
@@ -77,10 +63,10 @@ class Drafts:
             return ()
         if self._speculation.needs_engine:
             return sequence.draft_token_ids[:num_wanted]
-        guesser = self._guessers.get(sequence.sequence_id)
-        if guesser is None:
-            guesser = self._guessers[sequence.sequence_id] = _Guesser(num_tokens=self._speculation.num_draft_tokens)
-        return guesser.index.propose(sequence.token_ids, num_tokens=min(num_wanted, guesser.num_tokens))
+        index = self._ngrams.get(sequence.sequence_id)
+        if index is None:
+            index = self._ngrams[sequence.sequence_id] = NgramIndex()
+        return index.propose(sequence.token_ids, num_tokens=min(num_wanted, self._speculation.num_draft_tokens))
 
     def _cover(self, sequence: Sequence, num_slots: int, *, num_reserved_pages: int) -> bool:
         """Takes pages up to that slot; False when they are too few."""

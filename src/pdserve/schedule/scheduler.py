@@ -236,8 +236,6 @@ class Scheduler:
         outcome.num_drafts += chunk.num_drafts
         outcome.num_drafts_accepted += num_accepted
         self._queue.discard(sequence.sequence_id)
-        if self._drafts is not None:
-            self._drafts.learn(sequence.sequence_id, num_drafts=chunk.num_drafts, num_accepted=num_accepted)
 
     @property
     def _num_generating(self) -> int:
