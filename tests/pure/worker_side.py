@@ -116,7 +116,7 @@ class WorkerSide:
         rank = self.core.ranks[dp_rank]
         batch = rank.next_batch(now_ns=0)
         assert batch is not None
-        sampled = tuple((chunk.sequence_id, LETTERS.index(letter)) for chunk in batch.chunks if chunk.samples)
+        sampled = tuple((chunk.sequence_id, (LETTERS.index(letter),)) for chunk in batch.chunks if chunk.samples)
         result = BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=0, ended_ns=0)
         rank.complete(batch, result, now_ns=0)
         return [chunk.sequence_id for chunk in batch.chunks]
