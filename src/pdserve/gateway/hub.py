@@ -117,7 +117,7 @@ class Hub:
         if self._stopping:
             raise RequestFailed(SHUTTING_DOWN)
         actions = self._dispatcher.submit(work, self._clock.now_ns())
-        stream = TokenStream(max_deltas=self._max_buffered_deltas)
+        stream = TokenStream(max_deltas=self._max_buffered_deltas * work.num_choices)
         self._streams[work.request_id] = stream
         self._perform(actions)
         return stream
