@@ -3,8 +3,10 @@
 The pair of token j (its embedding, and the model's hidden state of token j - 1) is at position j - 1 of the head's
 cache. So a chunk `[start, stop)` brings the pairs of its own tokens, and of the sampled one; its first token's pair
 needs the hidden state of token `start - 1`, the **carry**. It is kept from chunk to chunk; after a handoff it comes
-from the tail. From the sampled token's pair comes the first guess; after that the head's own output stands in for
-hidden states that the model has not computed yet.
+from the tail. A sequence that was forked begins without one: its pages have that pair already.
+
+From the sampled token's pair comes the first guess; after that the head's own output stands in for hidden states that
+the model has not computed yet.
 
 Shape suffixes: T tokens of one chunk or of all, R rows to guess from, E hidden, V vocabulary.
 """
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from pdserve.engine.drafter import Followed, Propose
-from pdserve.engine.guessing import Line, Reach, guess_ahead, no_tick
+from pdserve.engine.guessing import DraftPass, Line, Reach, guess_ahead, no_tick
 from pdserve.engine.kv_storage import KvStorage
 from pdserve.engine.torch_executor import PagedCache
 from pdserve.errors import InternalError
@@ -66,28 +68,21 @@ class DraftHead:
     def follow(
         self, chunks: Sequence[Followed], on_layer: OnLayer, propose: Propose
     ) -> dict[SequenceId, tuple[int, ...]]:
-        pairs: list[_Pairs] = []
-        lines: list[Line] = []
-        rows: list[int] = []
-        num_pairs = 0
+        draft_pass = DraftPass()
+        previous: list[torch.Tensor] = []
         for chunk in chunks:
             line = self._reach.line_of(chunk)
-            of_chunk = self._pairs(chunk, with_sampled=line is not None)
-            if of_chunk is not None:
-                pairs.append(of_chunk)
-                num_pairs += len(of_chunk.chunk.token_ids)
-            if line is not None:
-                lines.append(line)
-                rows.append(num_pairs - 1)
+            pairs = self._pairs(chunk, with_sampled=line is not None)
+            draft_pass.add(None if pairs is None else pairs.chunk, line)
+            if pairs is not None:
+                previous.append(pairs.previous_TE)
             self._keep_carry(chunk)
-        if not pairs:
+        if not draft_pass.chunks:
             for layer_index in range(self._storage.layout.num_layers):
                 on_layer(layer_index)
             return {}
-        states_TE = self._forward(
-            [each.chunk for each in pairs], torch.cat([each.previous_TE for each in pairs]), on_layer
-        )
-        return self._guess(lines, states_TE[rows], propose) if lines else {}
+        states_TE = self._forward(draft_pass.chunks, torch.cat(previous), on_layer)
+        return self._guess(draft_pass.lines, states_TE[draft_pass.rows], propose) if draft_pass.lines else {}
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:
@@ -98,10 +93,11 @@ class DraftHead:
         token_ids = chunk.token_ids
         if with_sampled and chunk.sampled_token_id is not None:
             token_ids += (chunk.sampled_token_id,)
-        if chunk.start == 0:
-            token_ids, previous_TE, start = token_ids[1:], _hidden_of(chunk), 0
+        carry_E, previous_TE = self._carry_of(chunk), _hidden_of(chunk)
+        if carry_E is None:
+            token_ids, start = token_ids[1:], chunk.start
         else:
-            previous_TE, start = torch.cat([self._carry_of(chunk)[None], _hidden_of(chunk)]), chunk.start - 1
+            previous_TE, start = torch.cat([carry_E[None], previous_TE]), chunk.start - 1
         token_ids = token_ids[: max(0, self._reach.max_model_len - start)]
         if not token_ids:
             return None
@@ -114,14 +110,17 @@ class DraftHead:
         )
         return _Pairs(chunk=pairs, previous_TE=previous_TE[: len(token_ids)])
 
-    def _carry_of(self, chunk: Followed) -> torch.Tensor:
-        if chunk.carry_E is not None:
+    def _carry_of(self, chunk: Followed) -> torch.Tensor | None:
+        """None where the first token's pair is not to be computed: there is none, or another sequence has done so."""
+        if chunk.start == 0 or chunk.carry_E is not None:
             return chunk.carry_E
         carry = self._carries.get(chunk.sequence_id)
-        if carry is None or carry.stop != chunk.start:
+        if carry is None:
+            return None
+        if carry.stop != chunk.start:
             raise InternalError(
-                f"sequence {chunk.sequence_id} came to the draft head at token {chunk.start} without the hidden state "
-                "of the token before"
+                f"sequence {chunk.sequence_id} came to the draft head at token {chunk.start}, where token {carry.stop} "
+                "was due"
             )
         return carry.hidden_E
 

@@ -14,7 +14,7 @@ import torch
 
 from pdserve.engine.drafter import Followed, Propose
 from pdserve.engine.executor import Executor
-from pdserve.engine.guessing import Line, Reach, guess_ahead, no_tick
+from pdserve.engine.guessing import DraftPass, Reach, guess_ahead, no_tick
 from pdserve.engine.kv_storage import KvStorage
 from pdserve.ids import SequenceId
 from pdserve.model.decoder import OnLayer
@@ -54,27 +54,19 @@ class DraftModel:
     def follow(
         self, chunks: Sequence[Followed], on_layer: OnLayer, propose: Propose
     ) -> dict[SequenceId, tuple[int, ...]]:
-        unread: list[Chunk] = []
-        lines: list[Line] = []
-        rows: list[int] = []
-        num_tokens = 0
+        draft_pass = DraftPass()
         for chunk in chunks:
             line = self._reach.line_of(chunk)
-            tokens = self._unread(chunk, with_sampled=line is not None)
-            if tokens is not None:
-                unread.append(tokens)
-                num_tokens += len(tokens.token_ids)
-            if line is not None:
-                lines.append(line)
-                rows.append(num_tokens - 1)
-        if not unread:
+            draft_pass.add(self._unread(chunk, with_sampled=line is not None), line)
+        if not draft_pass.chunks:
             for layer_index in range(self._storage.layout.num_layers):
                 on_layer(layer_index)
             return {}
-        x_TE = self._executor.forward(unread, on_layer)
-        if not lines:
+        x_TE = self._executor.forward(draft_pass.chunks, on_layer)
+        if not draft_pass.lines:
             return {}
-        guesses = guess_ahead(lines, self._logits(x_TE[rows]), propose=propose, step=self._step)
+        logits_RV = self._logits(x_TE[draft_pass.rows])
+        guesses = guess_ahead(draft_pass.lines, logits_RV, propose=propose, step=self._step)
         self._remember(chunks, guesses)
         return guesses
 

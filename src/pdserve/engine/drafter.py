@@ -6,7 +6,8 @@ guess never changes an answer: it is kept only where the sampler, with the model
 
 A head that reads hidden states pairs each token with the hidden state of the token before it. The pair of token j, for
 j from 1, is at position j - 1 of its cache (as EAGLE and DeepSeek's MTP were trained: the first token has no pair). The
-pair of a chunk's first token needs the hidden state of the chunk before: the head keeps it, or has it from the tail.
+pair of a chunk's first token needs the hidden state of the chunk before: the head keeps it, or has it from the tail. A
+forked sequence needs none for its first chunk: whoever computed its pages knew that token, and computed the pair.
 
 Shape suffixes: T kept tokens of one chunk, E hidden dimension of the model, R rows, V vocabulary.
 """
@@ -70,5 +71,5 @@ class Drafter(Protocol):
         ...
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
-        """Their next chunk starts at token 0, or brings a carry."""
+        """Their next chunk starts at token 0, or brings a carry, or pages that were forked."""
         ...

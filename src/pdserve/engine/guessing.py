@@ -4,7 +4,7 @@ Shape suffixes: R rows, one a sequence; V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
@@ -62,6 +62,26 @@ class Reach:
             first_position=stop + 1 - self.lag,
             num_guesses=num_guesses,
         )
+
+
+@dataclass(slots=True)
+class DraftPass:
+    """What a drafter reads to follow the model, and from which of its rows it guesses then."""
+
+    chunks: list[Chunk] = field(default_factory=list[Chunk])
+    lines: list[Line] = field(default_factory=list[Line])
+    rows: list[int] = field(default_factory=list[int])
+    """Of the lines: the last ones of their chunks."""
+    _num_tokens: int = 0
+
+    def add(self, chunk: Chunk | None, line: Line | None) -> None:
+        """Requires: a chunk, where there is a line."""
+        if chunk is not None:
+            self.chunks.append(chunk)
+            self._num_tokens += len(chunk.token_ids)
+        if line is not None:
+            self.lines.append(line)
+            self.rows.append(self._num_tokens - 1)
 
 
 Step = Callable[[Sequence[Chunk], Sequence[int]], torch.Tensor]
