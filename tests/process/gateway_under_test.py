@@ -1,10 +1,11 @@
 """A real gateway application on loopback, with a tokenizer that counts bytes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -13,17 +14,30 @@ from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdserve.clock import Clock
-from pdserve.errors import ConfigError, InvalidField
+from pdserve.errors import ConfigError
 from pdserve.gateway.app import build_app
 from pdserve.gateway.settings import GatewaySettings
+from pdserve.text.chat_template import ChatTemplate, Conversation
 
 SETTINGS = GatewaySettings(model_name="smol", model_dir=Path("/nowhere"), request_timeout_s=20.0, max_body_bytes=65_536)
+
+
+CHAT_TEMPLATE = """\
+{%- if messages[0].role == 'assistant' %}{{ raise_exception('a chat begins with the user') }}{% endif %}
+{%- for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}
+{%- if not add_generation_prompt %}.{% endif %}"""
 
 
 class ByteTokenizer:
     """One token a byte; a chat is its roles and contents."""
 
     vocab_size = 256
+    eos_token_ids: frozenset[int] = frozenset()
+    special_tokens: Mapping[str, int] = MappingProxyType({})
+    as_json = "byte"
+
+    def __init__(self, chat_template: str = CHAT_TEMPLATE) -> None:
+        self.chat_template = ChatTemplate(chat_template, special_tokens={})
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -34,13 +48,10 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id])
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        if messages[0]["role"] == "assistant":
-            raise InvalidField("a chat begins with the user", param="messages")
-        if messages[0]["content"] == "no template":
+    def render_chat(self, conversation: Conversation) -> str:
+        if conversation.messages[0]["content"] == "no template":
             raise ConfigError("the model has no chat template")
-        chat = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return self.encode(chat if add_generation_prompt else f"{chat}.")
+        return self.chat_template.render(conversation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def test_tokenizer_of_the_default_model_splits_digits_and_adds_no_token() -> Non
     assert pieces[:6] == ["In", " ", "1", "9", "8", "4"]
     assert tokenizer.decode(token_ids) == text
     assert tokenizer.encode("<|im_start|>user")[0] == 1
-    assert tokenizer.has_chat_template
+    assert tokenizer.chat_template is not None
 
 
 def test_rows_permuted_for_pairs_come_back_to_halves() -> None:

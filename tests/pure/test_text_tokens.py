@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.errors import ConfigError, InvalidField
+from pdserve.text.chat_template import Conversation
 from pdserve.text.detokenizer import MAX_WINDOW_TOKENS, Detokenizer
 from pdserve.text.tokenizer import Tokenizer
 
@@ -224,16 +225,23 @@ def test_text_eos_tokens_come_from_both_configs(
     assert Tokenizer.load(write_model(tmp_path, files=files)).eos_token_ids == expected
 
 
+def chat_tokens(
+    tokenizer: Tokenizer, messages: list[dict[str, str]], *, add_generation_prompt: bool = True
+) -> list[int]:
+    conversation = Conversation(messages=messages, add_generation_prompt=add_generation_prompt)
+    return tokenizer.encode(tokenizer.render_chat(conversation), add_special_tokens=False)
+
+
 def test_text_chat_template_renders_with_special_tokens(byte_level: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hell"}, {"role": "assistant", "content": "a"}]
     expected = byte_level.encode("user: hell<end>\nassistant: a<end>\nassistant:")
-    assert byte_level.apply_chat_template(messages) == expected
+    assert chat_tokens(byte_level, messages) == expected
     assert expected.count(END_ID) == 2
 
 
 def test_text_chat_without_generation_prompt_ends_with_its_last_message(byte_level: Tokenizer) -> None:
     messages = [{"role": "user", "content": "hell"}]
-    token_ids = byte_level.apply_chat_template(messages, add_generation_prompt=False)
+    token_ids = chat_tokens(byte_level, messages, add_generation_prompt=False)
     assert byte_level.decode_verbatim(token_ids).rstrip() == "user: hell<end>"
     assert byte_level.decode(token_ids).rstrip() == "user: hell"
 
@@ -251,21 +259,22 @@ def test_text_chat_prompt_has_no_bos_but_that_of_its_template(tmp_path: Path) ->
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.encode("a") == [END_ID, ord("a")]
     assert tokenizer.encode("a", add_special_tokens=False) == [ord("a")]
-    assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}]) == [ord("a")]
+    assert chat_tokens(tokenizer, [{"role": "user", "content": "a"}]) == [ord("a")]
 
 
 def test_text_chat_template_file_goes_before_the_config(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content | tojson }}", encoding="utf-8")
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "<é>"}])) == '"<é>"'
+    assert tokenizer.decode(chat_tokens(tokenizer, [{"role": "user", "content": "<é>"}])) == '"<é>"'
 
 
 def test_text_chat_template_named_default_is_taken_of_several(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "b"}, {"name": "default", "template": "a"}]
     files = {"tokenizer_config.json": {"eos_token": "<end>", "chat_template": named}}
     tokenizer = Tokenizer.load(write_model(tmp_path, files=files))
-    assert tokenizer.decode(tokenizer.apply_chat_template([])) == "a"
+    assert tokenizer.decode(chat_tokens(tokenizer, [])) == "a"
+    assert tokenizer.render_chat(Conversation(messages=[], tools=[{"type": "function"}])) == "b"
 
 
 @pytest.mark.parametrize(
@@ -281,20 +290,20 @@ def test_text_chat_template_that_fails_blames_the_messages(tmp_path: Path, templ
     files = {"tokenizer_config.json": {"eos_token": "<end>", "chat_template": template}}
     tokenizer = Tokenizer.load(write_model(tmp_path, files=files))
     with pytest.raises(InvalidField, match=f"refuses these messages: .*{message}") as caught:
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+        chat_tokens(tokenizer, [{"role": "user", "content": "a"}])
     assert caught.value.param == "messages"
 
 
 def test_text_chat_template_reason_reaches_the_client(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidField, match="no role king"):
-        byte_level.apply_chat_template([{"role": "king", "content": "a"}])
+        chat_tokens(byte_level, [{"role": "king", "content": "a"}])
 
 
 def test_text_model_without_chat_template_says_so(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_model(tmp_path, files={"tokenizer_config.json": {"eos_token": "<end>"}}))
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(ConfigError, match="no chat template"):
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
+        chat_tokens(tokenizer, [{"role": "user", "content": "a"}])
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_greedy_tokens_of_each_tiny_model_vary_and_equal_those_of_transformers(n
 def test_tiny_model_has_the_tokenizer_and_chat_template_of_the_default_model() -> None:
     pytest.importorskip("transformers")
     tokenizer = Tokenizer.load(prepare_tiny(TINY_NAMES[0]))
-    assert tokenizer.has_chat_template
+    assert tokenizer.chat_template is not None
     assert tokenizer.decode(tokenizer.encode("In 1984")) == "In 1984"
 
 

@@ -42,6 +42,9 @@ class LetterCore:
     def get_added_tokens_decoder(self) -> Mapping[int, AddedToken]:
         return {EOS: AddedToken(special=True)}
 
+    def to_str(self) -> str:
+        return "{}"
+
 
 def letter_tokenizer() -> Tokenizer:
     return Tokenizer(LetterCore(), eos_token_ids=frozenset({EOS}))

@@ -10,6 +10,7 @@ from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionReq
 from pdserve.gateway.sampling_fields import SamplingFields, sampling_params
 from pdserve.gateway.served_model import ServedModel
 from pdserve.sampling import SamplingParams
+from pdserve.text.chat_template import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,9 @@ class PromptReader:
     async def conversation(self, fields: SamplingFields, messages: Sequence[ChatMessage], *, param: str) -> Prompt:
         """`param` is the field that holds the messages."""
         self._model.require_named(fields.model)
-        inputs = [message.as_template_input for message in messages]
-        token_ids = await self._model.tokenize_chat(inputs, param=param)
-        return self._prompt(fields, token_ids, param=param, default_max_tokens=None)
+        conversation = Conversation(messages=[message.as_template_input for message in messages])
+        prompt = await self._model.tokenize_chat(conversation, param=param)
+        return self._prompt(fields, prompt.token_ids, param=param, default_max_tokens=None)
 
     async def _completion(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         token_ids = await self._model.tokenize(prompt) if isinstance(prompt, str) else prompt

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from pdserve.errors import ConfigError, InvalidField, ModelNotFound, UnsupportedField
 from pdserve.gateway.tokenizer import GatewayTokenizer
+from pdserve.text.chat_template import Conversation
 
 DEFAULT_MODEL = "default"
 """Names the one model that is served, whatever its own name."""
@@ -13,6 +15,13 @@ DEFAULT_MODEL = "default"
 
 MAX_CACHED_TOKENS = 65_536
 """A token takes some us to look up, and an answer may name 21 of them for each that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedPrompt:
+    text: str
+    """With that of special tokens."""
+    token_ids: list[int]
 
 
 class ServedModel:
@@ -41,17 +50,13 @@ class ServedModel:
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def tokenize_chat(
-        self, messages: list[dict[str, str]], *, param: str, add_generation_prompt: bool = True
-    ) -> list[int]:
+    async def tokenize_chat(self, conversation: Conversation, *, param: str) -> RenderedPrompt:
         """`param` is the field that holds the messages.
 
         Raises: `UnsupportedField` when the model has no chat template, `InvalidField` when it refuses the messages.
         """
         try:
-            return await asyncio.to_thread(
-                self._tokenizer.apply_chat_template, messages, add_generation_prompt=add_generation_prompt
-            )
+            return await asyncio.to_thread(self._tokenize_chat, conversation)
         except ConfigError as error:
             raise UnsupportedField(error.message, param=param) from error
         except InvalidField as error:
@@ -61,3 +66,8 @@ class ServedModel:
         """The text with that of special tokens, so that tokenizing it without adding any gives the tokens again."""
         self.require_known(token_ids, param=param)
         return await asyncio.to_thread(self._tokenizer.decode_verbatim, token_ids)
+
+    def _tokenize_chat(self, conversation: Conversation) -> RenderedPrompt:
+        text = self._tokenizer.render_chat(conversation)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return RenderedPrompt(text=text, token_ids=token_ids)

@@ -12,6 +12,7 @@ from pdserve.gateway.token_requests import (
     parse_detokenize_request,
     parse_tokenize_request,
 )
+from pdserve.text.chat_template import Conversation
 
 
 class TokenEndpoints:
@@ -37,9 +38,8 @@ class TokenEndpoints:
         if isinstance(asked, TokenizeText):
             return await self._model.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
         messages = [message.as_template_input for message in asked.messages]
-        return await self._model.tokenize_chat(
-            messages, param="messages", add_generation_prompt=asked.add_generation_prompt
-        )
+        conversation = Conversation(messages=messages, add_generation_prompt=asked.add_generation_prompt)
+        return (await self._model.tokenize_chat(conversation, param="messages")).token_ids
 
 
 def _json(content: object) -> web.Response:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import tokenizers
 
 from pdserve.errors import ConfigError
-from pdserve.text.chat_template import ChatTemplate
+from pdserve.text.chat_template import ChatTemplate, Conversation
 from pdserve.text.token_bytes import bytes_of_token
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -40,6 +40,8 @@ class TokenizerCore(Protocol):
 
     def get_added_tokens_decoder(self) -> Mapping[int, _AddedToken]: ...
 
+    def to_str(self) -> str: ...
+
 
 class Tokenizer:
     """Text to token ids and back.
@@ -55,7 +57,8 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
     ) -> None:
         self._core = core
-        self._chat_template = chat_template
+        self.chat_template = chat_template
+        """None: the model is no chat model."""
         self.eos_token_ids = eos_token_ids
         """Tokens that end an answer: those of the generation config and the tokenizer's own."""
         self.vocab_size = core.get_vocab_size(with_added_tokens=True)
@@ -79,18 +82,18 @@ class Tokenizer:
             raise ConfigError(f"{path} can't be read: {error}") from error
         config = _read_json(model_dir / "tokenizer_config.json")
         special_tokens = _special_tokens(config)
-        template_source = _template_source(model_dir, config)
-        return cls(
-            core,
-            eos_token_ids=_eos_token_ids(core, model_dir, special_tokens),
-            chat_template=None
-            if template_source is None
-            else ChatTemplate(template_source, special_tokens=special_tokens),
-        )
+        chat_template = _chat_template(_template_sources(model_dir, config), special_tokens)
+        return cls(core, eos_token_ids=_eos_token_ids(core, model_dir, special_tokens), chat_template=chat_template)
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._chat_template is not None
+    def special_tokens(self) -> Mapping[str, int]:
+        """Texts of the special tokens, as `decode_verbatim` gives them, to their ids."""
+        return {self.decode_verbatim([token_id]): token_id for token_id in self.special_token_ids}
+
+    @property
+    def as_json(self) -> str:
+        """The content of a tokenizer.json."""
+        return self._core.to_str()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a prompt, by default with those that the model wants around one (such as BOS)."""
@@ -109,17 +112,17 @@ class Tokenizer:
         piece = self._core.id_to_token(token_id)
         return b"" if piece is None else bytes_of_token(piece, self.decode_verbatim([token_id]))
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """The tokens of a conversation, by default up to and including the start of the assistant's answer.
+    def render_chat(self, conversation: Conversation) -> str:
+        """The prompt, to be encoded without special tokens: it has those that it wants.
 
         Raises: `InvalidField` when the template refuses the messages; `ConfigError` without a template.
         """
-        if self._chat_template is None:
+        template = self.chat_template
+        if template is None:
             raise ConfigError(
                 "the model has no chat template: use completions, or add chat_template.jinja to its files"
             )
-        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
-        return self._core.encode(text, add_special_tokens=False).ids
+        return (template.with_tools if conversation.tools else template).render(conversation)
 
 
 def _read_json(path: Path) -> Mapping[str, object]:
@@ -147,18 +150,27 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     return texts
 
 
-def _template_source(model_dir: Path, config: Mapping[str, object]) -> str | None:
-    """The file of its own goes before the entry in the config; of several named templates, "default" is the one."""
+def _template_sources(model_dir: Path, config: Mapping[str, object]) -> Mapping[object, object]:
+    """By name. The file of its own goes before the entry in the config."""
     path = model_dir / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return {"default": path.read_text(encoding="utf-8")}
     source = config.get("chat_template")
+    named: dict[object, object] = {"default": source}
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in cast("list[dict[str, object]]", source)}
-        source = named.get("default")
-    if source is None or isinstance(source, str):
-        return source
+    if all(template is None or isinstance(template, str) for template in named.values()):
+        return named
     raise ConfigError(f"chat_template in {model_dir / 'tokenizer_config.json'} is neither a text nor named texts")
+
+
+def _chat_template(sources: Mapping[object, object], special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """Of several named templates, "default" is the one, and "tool_use" where there are tools."""
+    source, tool_source = sources.get("default"), sources.get("tool_use")
+    if not isinstance(source, str):
+        return None
+    with_tools = ChatTemplate(tool_source, special_tokens=special_tokens) if isinstance(tool_source, str) else None
+    return ChatTemplate(source, special_tokens=special_tokens, with_tools=with_tools)
 
 
 def _eos_token_ids(core: TokenizerCore, model_dir: Path, special_tokens: Mapping[str, str]) -> frozenset[int]:
