@@ -178,22 +178,38 @@ def answering(
     finish_reason: FinishReason = FinishReason.STOP,
     place: PrefillPlace = PrefillPlace.REMOTE,
 ) -> Script:
-    """One delta a text, each of one token; the last one finishes."""
+    """One delta a text and choice, each of one token; the last ones finish. The logprobs of a prompt come first."""
 
     async def script(worker: ScriptedWorker, generate: Generate) -> None:
+        wants_prompt = generate.sampling.num_prompt_logprobs is not None
+        if wants_prompt:
+            worker.deltas(prompt_delta(generate, place))
         for index, text in enumerate(texts):
-            worker.deltas(
-                Delta(
-                    request_id=generate.request_id,
-                    token_ids=(index,),
-                    text=text,
-                    finish_reason=finish_reason if index == len(texts) - 1 else None,
-                    prefill=place if index == 0 else None,
+            for choice_index in range(generate.num_choices):
+                worker.deltas(
+                    Delta(
+                        request_id=generate.request_id,
+                        choice_index=choice_index,
+                        token_ids=(index,),
+                        text=text,
+                        finish_reason=finish_reason if index == len(texts) - 1 else None,
+                        prefill=place if index == choice_index == 0 and not wants_prompt else None,
+                    )
                 )
-            )
             await asyncio.sleep(0)
 
     return script
+
+
+def prompt_delta(generate: Generate, place: PrefillPlace) -> Delta:
+    """The logprob of each prompt token from the second on is minus its position."""
+    entries = [
+        TokenLogprobs(token_id=token_id, logprob=-float(position), top=())
+        for position, token_id in enumerate(generate.prompt_token_ids)
+    ]
+    return Delta(
+        request_id=generate.request_id, token_ids=(), text="", prompt_logprobs=tuple(entries[1:]), prefill=place
+    )
 
 
 def starting(texts: Sequence[str]) -> Script:

@@ -8,6 +8,7 @@ from tests.pure.scripted_fabric import ScriptedFabric
 from tests.pure.toy_tokenizer import LETTERS, letter_tokenizer
 
 from pdserve.config.role import Role
+from pdserve.config.speculation import Speculation
 from pdserve.config.worker import WorkerSettings
 from pdserve.decode.request import Request
 from pdserve.engine.port import EngineInfo
@@ -32,6 +33,7 @@ class WorkerSide:
     num_dp_ranks: int = 2
     num_pages: int = 16
     """Of each data parallel rank."""
+    speculation: Speculation | None = None
     sharding: KvSharding = field(default_factory=lambda: KvSharding(layout=LAYOUT, num_ranks=2))
     fabric: ScriptedFabric = field(default_factory=ScriptedFabric)
     sent: list[Message] = field(default_factory=list[Message])
@@ -49,6 +51,19 @@ class WorkerSide:
                 regions=self.core.receiver.expose(),
             )
 
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Of each rank."""
+        return EngineInfo(
+            sharding=self.sharding,
+            num_pages=self.num_pages,
+            num_tail_slots=4,
+            tail_slot_bytes=TAIL_BYTES,
+            max_model_len=60,
+            model_fingerprint="toy",
+            pids=(),
+        )
+
     def _surroundings(self) -> Surroundings:
         region_ids = map(RegionId, count())
         return Surroundings(
@@ -60,6 +75,7 @@ class WorkerSide:
                 model_name="toy",
                 max_running=4,
                 chunk_tokens=64,
+                speculation=self.speculation,
             ),
             identity=Identity(
                 worker_id=WorkerId("worker"),
@@ -69,15 +85,7 @@ class WorkerSide:
                 num_pages=self.num_pages,
                 tail_slot_bytes=TAIL_BYTES,
             ),
-            engine=EngineInfo(
-                sharding=self.sharding,
-                num_pages=self.num_pages,
-                num_tail_slots=4,
-                tail_slot_bytes=TAIL_BYTES,
-                max_model_len=60,
-                model_fingerprint="toy",
-                pids=(),
-            ),
+            engine=self.engine_info,
             regions=tuple(
                 EngineRegions(kv=tuple(next(region_ids) for _ in range(self.sharding.num_ranks)), tail=next(region_ids))
                 for _ in range(self.num_dp_ranks)
@@ -94,15 +102,7 @@ class WorkerSide:
         self.sent.append(message)
 
     def generate(self, name: str, *, dp_rank: int, num_tokens: int = 8, is_remote: bool = True) -> list[Message]:
-        request = Generate(
-            request_id=RequestId(name),
-            receiver=DECODE,
-            dp_rank=dp_rank,
-            prompt_token_ids=tuple(range(num_tokens)),
-            sampling=SamplingParams(max_tokens=4),
-            prefill=TARGET if is_remote else None,
-            timeout_s=30.0,
-        )
+        request = generate_of(tuple(range(num_tokens)), name=name, dp_rank=dp_rank, is_remote=is_remote)
         return self.core.on_generate(request, now_ns=0)
 
     def grants(self) -> list[Grant]:
@@ -131,3 +131,24 @@ class WorkerSide:
     def _prefilled(self, dp_rank: int, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
         assert page_indices
         self.prefilled.append((dp_rank, request.request_id))
+
+
+def generate_of(
+    prompt: tuple[int, ...],
+    *,
+    name: str = "request",
+    dp_rank: int = 0,
+    max_tokens: int = 4,
+    is_remote: bool = True,
+    traced: bool = False,
+) -> Generate:
+    return Generate(
+        request_id=RequestId(name),
+        receiver=DECODE,
+        dp_rank=dp_rank,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=max_tokens),
+        prefill=TARGET if is_remote else None,
+        timeout_s=30.0,
+        traced=traced,
+    )
