@@ -207,7 +207,7 @@ async def test_many_clients_at_once_each_get_their_own_answer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "param", "code"),
     [
-        ({"n": 2}, "n", "unsupported_parameter"),
+        ({"n": 129}, "n", "invalid_value"),
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"logit_bias": {"256": 1}}, "logit_bias", "invalid_value"),
@@ -250,11 +250,8 @@ async def test_chat_bad_request_is_refused_by_field_before_dispatch(
     [
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [1, 999]}, "prompt"),
-        ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
         ({"extra_body": {"messages": CHAT}}, "messages"),
     ],

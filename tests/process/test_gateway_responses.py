@@ -29,7 +29,8 @@ from tests.process.scripted_worker import (
 )
 
 from pdserve.config.role import Role
-from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate
+from pdserve.sampling import TokenLogprobs
+from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate, TokenEntry
 
 EVENTS_BEFORE_TEXT = [
     "response.created",
@@ -38,6 +39,8 @@ EVENTS_BEFORE_TEXT = [
     "response.content_part.added",
 ]
 EVENTS_AFTER_TEXT = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+
+LOGPROBS = ["message.output_text.logprobs"]
 
 
 async def create(running: RunningGateway, **fields: Any) -> Response:
@@ -124,6 +127,53 @@ async def test_response_stream_has_every_event_in_order() -> None:
         assert isinstance(events[0], ResponseCreatedEvent) and events[0].response.status == "in_progress"
 
 
+async def two_tokens(worker: ScriptedWorker, generate: Generate) -> None:
+    for text, logprob, finish_reason in (("a", -1.0, None), ("\u00e9", -2.0, FinishReason.STOP)):
+        token_ids = tuple(text.encode())
+        entries = [
+            TokenEntry(text_offset=0, logprobs=TokenLogprobs(token_id=token_id, logprob=logprob, top=((98, -0.5),)))
+            for token_id in token_ids
+        ]
+        worker.deltas(
+            Delta(
+                request_id=generate.request_id,
+                token_ids=token_ids,
+                text=text,
+                entries=tuple(entries),
+                finish_reason=finish_reason,
+            )
+        )
+
+
+async def test_response_logprobs_are_in_the_part_and_in_the_events_of_its_text() -> None:
+    async with gateway() as running, joined(running.url, join_message("d0"), two_tokens) as worker:
+        response = await create(running, include=LOGPROBS, top_logprobs=1)
+        assert worker.generates.get_nowait().sampling.num_top_logprobs == 1
+        assert response.top_logprobs == 1
+        (item,) = response.output
+        assert item.type == "message" and item.content[0].type == "output_text"
+        logprobs = item.content[0].logprobs
+        assert logprobs is not None
+        assert [(entry.token, entry.logprob, entry.bytes) for entry in logprobs] == [
+            ("a", -1.0, [97]),
+            ("bytes:\\xc3", -2.0, [0xC3]),
+            ("bytes:\\xa9", -2.0, [0xA9]),
+        ]
+        assert [(top.token, top.logprob, top.bytes) for top in logprobs[0].top_logprobs] == [("b", -0.5, [98])]
+        events = await events_of(running, include=LOGPROBS, top_logprobs=1)
+        in_deltas = [
+            entry.to_dict()
+            for event in events
+            if event.type == "response.output_text.delta"
+            for entry in event.logprobs
+        ]
+        (done,) = [event for event in events if event.type == "response.output_text.done"]
+        assert in_deltas == [entry.to_dict() for entry in done.logprobs]
+        assert in_deltas[0] == {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -0.5}]}
+        assert len(in_deltas) == 3
+        assert final_response(events[-1]).output[0].to_dict()["content"] == item.to_dict()["content"]
+
+
 async def test_response_stream_helper_of_the_client_assembles_the_text() -> None:
     async with (
         gateway() as running,
@@ -188,10 +238,11 @@ async def test_response_fields_that_ask_for_nothing_are_taken() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "unsupported_parameter"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_parameter"),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "unsupported_parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "text", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-        ({"top_logprobs": 2}, "top_logprobs", "unsupported_parameter"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", "invalid_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_parameter"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options", "unsupported_parameter"),
         ({"input": ""}, "input", "invalid_value"),

@@ -80,11 +80,11 @@ def test_unsupported_field_that_asks_for_something_is_refused_by_name(no_ops: No
 
 
 def test_unsupported_field_tells_zero_from_false() -> None:
-    completion(echo=False)
+    completion(store=False)
     with pytest.raises(UnsupportedField):
-        completion(echo=0)
+        completion(store=0)
     with pytest.raises(UnsupportedField):
-        chat(n=True)
+        chat(priority=False)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,8 @@ def test_unsupported_field_tells_zero_from_false() -> None:
         ("repetition_penalty", 0, 0.01, 10, 10.01),
         ("max_tokens", 0, 1, 10**6, None),
         ("max_completion_tokens", 0, 1, 10**6, None),
+        ("n", 0, 1, 128, 129),
+        ("prompt_logprobs", -1, 0, 20, 21),
         ("seed", -(2**63) - 1, -(2**63), 2**63 - 1, 2**63),
     ],
 )
@@ -228,18 +230,61 @@ def test_message_of_a_developer_and_of_parts_is_what_templates_know() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "single"),
-    [("x", "x"), (["x"], "x"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])],
+    ("prompt", "prompts"),
+    [
+        ("x", ["x"]),
+        (["x"], ["x"]),
+        (["x", "y"], ["x", "y"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
 )
-def test_prompt_in_each_form_is_one_prompt(prompt: object, single: object) -> None:
-    assert completion(prompt=prompt).single_prompt == single
+def test_prompt_in_each_form_is_a_list_of_prompts(prompt: object, prompts: list[object]) -> None:
+    assert completion(prompt=prompt).prompts == prompts
 
 
-@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", "b"], [[1], [2]], [1, "a"]])
-def test_prompt_that_is_none_or_several_is_refused(prompt: object) -> None:
-    with pytest.raises(RequestError) as raised:
-        _ = completion(prompt=prompt).single_prompt
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []], [1, "a"], ["a", [1]], [1, [1]]])
+def test_prompt_that_is_empty_or_of_several_kinds_is_refused(prompt: object) -> None:
+    with pytest.raises(InvalidField) as raised:
+        _ = completion(prompt=prompt).prompts
     assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "n", "fits"), [(64, 2, True), (65, 1, False), (64, 3, False), (1, 128, True), (2, 65, False)]
+)
+def test_prompts_and_answers_are_bounded_together(num_prompts: int, n: int, fits: bool) -> None:
+    for field in ("n", "best_of"):
+        request = completion(prompt=["x"] * num_prompts, **{field: n})
+        if fits:
+            assert len(request.prompts) == num_prompts
+        else:
+            with pytest.raises(InvalidField) as raised:
+                _ = request.prompts
+            assert raised.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_top", "num_prompt"),
+    [
+        ({}, None, None),
+        ({"logprobs": 2}, 2, None),
+        ({"echo": True}, None, None),
+        ({"echo": True, "logprobs": 2}, 2, 2),
+        ({"echo": True, "logprobs": 2, "prompt_logprobs": 1}, 2, 2),
+        ({"echo": False, "logprobs": 2, "prompt_logprobs": 0}, 2, 0),
+        ({"best_of": 1}, None, None),
+        ({"best_of": 2}, 0, None),
+        ({"best_of": 2, "n": 2}, None, None),
+        ({"best_of": 2, "logprobs": 1, "echo": True}, 1, 1),
+    ],
+)
+def test_completion_asks_the_sampler_for_the_logprobs_that_it_needs(
+    fields: dict[str, Any], num_top: int | None, num_prompt: int | None
+) -> None:
+    request = completion(**fields)
+    assert (request.num_top_logprobs, request.num_prompt_logprobs) == (num_top, num_prompt)
 
 
 @given(
