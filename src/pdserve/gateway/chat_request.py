@@ -12,6 +12,8 @@ from pdserve.sampling import MAX_TOP_LOGPROBS
 
 CHAT_NO_OPS: NoOps = {
     **SHARED_NO_OPS,
+    "best_of": (1,),
+    "echo": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
