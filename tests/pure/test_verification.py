@@ -88,6 +88,11 @@ def test_tokens_and_logprobs_with_any_drafts_equal_those_without(
         return [luck.randrange(VOCAB_SIZE) if luck.random() < 0.2 else each for each in right[: luck.randrange(5)]]
 
     assert generate(sampling, mostly_right) == plain
+    for tokens, logprobs in plain:
+        assert [entry.token_id for entry in logprobs] == (tokens if num_top_logprobs is not None else [])
+        for place, entry in enumerate(logprobs):
+            expected_V = logits_after([*PROMPT, *tokens[:place]])[0].log_softmax(dim=-1)
+            assert entry.logprob == float(expected_V[entry.token_id])
 
 
 def test_right_drafts_are_all_kept_up_to_the_token_that_ends_the_answer() -> None:
