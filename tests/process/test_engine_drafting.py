@@ -1,23 +1,17 @@
 """A drafter in rank processes: whole on the first of three, its cache in a region that the main process maps."""
 
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from tests.process.engine_under_test import write_nine_heads
 from tests.pure.drafting_engine import NUM_PAGES, SEEDED, DraftingEngine, Generating, spec_of
 from tests.pure.tiny_checkpoints import random_tokens
 from tests.pure.tiny_heads import write_eagle
 
 from pdserve.config.speculation import Drafter
-from pdserve.engine.client import RankEngine, start_engine
-from pdserve.engine.port import EngineSpec
-from pdserve.errors import ConfigError
+from pdserve.engine.client import start_engine
 from pdserve.schedule.batch import Batch
 from pdserve.shared_region import host_buffer
 
@@ -26,29 +20,17 @@ PROMPT = random_tokens(3, 29)
 PAGES = (5, 9, 2, 7, 11, 0, 3, 21)
 
 
-@asynccontextmanager
-async def running(spec: EngineSpec) -> AsyncGenerator[RankEngine]:
-    engine = await start_engine(spec)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def write_model_and_head(folder: Path) -> EngineSpec:
-    model_dir, head_dir = folder / "model", folder / "head"
-    write_nine_heads(model_dir, num_layers=NUM_LAYERS)
-    write_eagle(head_dir, hidden_dim=144)
-    return spec_of(model_dir, Drafter.EAGLE, head_dir)
-
-
 async def test_head_beside_three_ranks_guesses_and_caches_as_beside_one(tmp_path: Path) -> None:
     """And the region has room for the fabric's flush behind the last page, and the counter counts its layer."""
-    spec = write_model_and_head(tmp_path)
+    model_dir, head_dir = tmp_path / "model", tmp_path / "head"
+    write_nine_heads(model_dir, num_layers=NUM_LAYERS)
+    write_eagle(head_dir, hidden_dim=144)
+    spec = spec_of(model_dir, Drafter.EAGLE, head_dir)
     expected, answer = (Generating(prompt=PROMPT, page_indices=PAGES, sampling=SEEDED) for _ in range(2))
     alone = DraftingEngine(spec)
     guesses: list[tuple[int, ...]] = []
-    async with running(msgspec.structs.replace(spec, tensor_parallel_size=3)) as engine:
+    engine = await start_engine(msgspec.structs.replace(spec, tensor_parallel_size=3))
+    try:
         layout = engine.info.draft_layout
         assert layout == alone.info.draft_layout and layout is not None
         assert engine.info.num_counted_layers == NUM_LAYERS + 1
@@ -68,20 +50,6 @@ async def test_head_beside_three_ranks_guesses_and_caches_as_beside_one(tmp_path
             np.frombuffer(host_buffer(engine.draft_kv_region)[: layout.region_bytes(NUM_PAGES)], np.uint8),
             alone.draft_kv.reshape(-1),
         )
+    finally:
+        await engine.close()
     assert [len(drafts) for drafts in guesses] == [0, 4, 4, 4, 4]
-
-
-async def test_engine_without_a_drafter_has_no_region_for_one(tmp_path: Path) -> None:
-    spec = write_model_and_head(tmp_path)
-    async with running(msgspec.structs.replace(spec, speculation=None)) as engine:
-        assert (engine.info.draft_layout, engine.draft_kv_region) == (None, None)
-
-
-async def test_head_that_lacks_a_tensor_is_refused_by_the_rank_that_loads_it(tmp_path: Path) -> None:
-    spec = write_model_and_head(tmp_path)
-    weights = tmp_path / "head" / "model.safetensors"
-    tensors = load_file(weights)
-    del tensors["fc.weight"]
-    save_file(tensors, weights)
-    with pytest.raises(ConfigError, match=r"the weights have no tensor fc\.weight"):
-        await start_engine(spec)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pure.drafting_engine import spec_of
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from tests.pure.drafting_engine import DraftingEngine, spec_of
 from tests.pure.tiny_checkpoints import NUM_LAYERS, write_checkpoint
 from tests.pure.tiny_heads import write_deepseek_with_mtp, write_eagle
 
@@ -159,6 +160,15 @@ def test_directory_that_is_not_there_is_refused(written: dict[str, Path], tmp_pa
         spec = spec_of(written["llama"], drafter, tmp_path / "missing")
         with pytest.raises(ConfigError, match=r"missing has no config\.json"):
             info_of(spec)
+
+
+def test_head_that_lacks_a_tensor_is_refused(tmp_path: Path, written: dict[str, Path]) -> None:
+    write_eagle(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["fc.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"the weights have no tensor fc\.weight"):
+        DraftingEngine(spec_of(written["llama"], Drafter.EAGLE, tmp_path))
 
 
 def test_speculation_travels_to_the_rank_as_it_is(written: dict[str, Path]) -> None:
