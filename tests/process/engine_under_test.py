@@ -112,11 +112,11 @@ async def generate(engine: RankEngine, prompt: Sequence[int], *, pages: tuple[in
     )
     news = (new_sequence(0, prompt, temperature=1.5), new_sequence(1, prompt))
     result = await engine.run(Batch(pass_index=1, chunks=chunks, new_sequences=news))
-    sequence = [*prompt, result.sampled[0][1]]
+    sequence = [*prompt, *result.sampled[0][1]]
     for pass_index in range(2, num_tokens + 1):
         chunk = chunk_of(sequence, len(sequence) - 1, len(sequence), pages=pages, sequence_id=1, samples=True)
         result = await engine.run(Batch(pass_index=pass_index, chunks=(chunk,)))
-        sequence.append(result.sampled[0][1])
+        sequence += result.sampled[0][1]
     return sequence[len(prompt) :]
 
 

@@ -62,8 +62,8 @@ async def test_mixed_batches_generate_the_greedy_tokens_of_transformers(checkpoi
             assert [sequence_id for sequence_id, _ in result.sampled] == [
                 chunk.sequence_id for chunk in chunks if chunk.samples
             ]
-            for sequence_id, token_id in result.sampled:
-                sequences[sequence_id].append(token_id)
+            for sequence_id, sampled in result.sampled:
+                sequences[sequence_id] += sampled
     for prompt, sequence in zip(prompts, sequences, strict=True):
         expected = [int(token_id) for token_id in reference_logits(reference, sequence).argmax(dim=-1)]
         assert sequence[len(prompt) :] == expected[len(prompt) - 1 : -1]
@@ -84,8 +84,8 @@ async def test_logprobs_of_those_who_ask_are_the_model_s_own(tmp_path: Path, ten
     async with running(tmp_path, tensor_parallel_size=tensor_parallel_size) as engine:
         result = await engine.run(Batch(pass_index=0, chunks=chunks, new_sequences=(new_sequence(0, prompt), asking)))
     expected_V = reference_logits(reference, prompt)[-1].log_softmax(dim=-1)
-    ((sequence_id, logprobs),) = result.logprobs
-    assert (sequence_id, logprobs.token_id) == (1, 11) and result.sampled[1] == (1, 11)
+    ((sequence_id, (logprobs,)),) = result.logprobs
+    assert (sequence_id, logprobs.token_id) == (1, 11) and result.sampled[1] == (1, (11,))
     assert logprobs.logprob == pytest.approx(float(expected_V[11]), abs=1e-4)
     assert sorted(token_id for token_id, _ in logprobs.top) == list(range(VOCAB_SIZE))
     values = [logprob for _, logprob in logprobs.top]
@@ -132,7 +132,7 @@ async def test_kv_of_two_processes_in_other_cuts_has_equal_bytes(checkpoint: Pat
 async def test_decode_from_copied_kv_gives_the_tokens_of_a_local_prefill(checkpoint: Path) -> None:
     """What a handoff does: all but the last prompt token elsewhere, the bytes moved, the last token here."""
     prompt = list(range(30, 63))
-    sampled: list[tuple[tuple[SequenceId, int], ...]] = []
+    sampled: list[tuple[tuple[SequenceId, tuple[int, ...]], ...]] = []
     async with running(checkpoint) as prefill, running(checkpoint) as decode:
         await prefill.run(Batch(pass_index=0, chunks=(chunk_of(prompt, 0, 32, pages=(0, 1), tail_slot=0),)))
         host_buffer(decode.kv_regions[0])[:] = host_buffer(prefill.kv_regions[0])[:]
