@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from pdserve.telemetry.draft_counters import DraftCounters
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms
 from pdserve.telemetry.total import Total
@@ -46,15 +47,7 @@ class WorkerMetrics:
         self._quarantined = Gauge(
             "pdserve:quarantined_pages", "Pages a lost peer may still write to.", ranked, registry=registry
         )
-        self._drafts = Counter(
-            "pdserve:draft_tokens_total", "Tokens guessed and tried in passes.", ranked, registry=registry
-        )
-        self._accepted_drafts = Counter(
-            "pdserve:draft_tokens_accepted_total",
-            "Guesses that were sampled in their place.",
-            ranked,
-            registry=registry,
-        )
+        self.drafts = DraftCounters(registry)
         stale_messages = Counter(
             "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("sender",), registry=registry
         )
@@ -77,11 +70,6 @@ class WorkerMetrics:
 
     def observe_handoff(self, outcome: str) -> None:
         self._handoffs.labels(outcome=outcome).inc()
-
-    def observe_drafts(self, dp_rank: int, *, num_drafts: int, num_accepted: int) -> None:
-        """Of one pass."""
-        self._drafts.labels(dp_rank).inc(num_drafts)
-        self._accepted_drafts.labels(dp_rank).inc(num_accepted)
 
     def set_load(
         self, dp_rank: int, *, num_running: int, num_waiting: int, num_free_pages: int, num_quarantined_pages: int

@@ -83,8 +83,8 @@ class Driver:
             trace_pass(self._traces, rank, batch, result)
             with self.event() as now_ns:
                 outcome = rank.complete(batch, result, now_ns=now_ns)
-            self._metrics.observe_drafts(
-                dp_rank, num_drafts=outcome.num_drafts, num_accepted=outcome.num_drafts_accepted
+            self._metrics.drafts.observe(
+                dp_rank, num_tried=outcome.num_drafts, num_accepted=outcome.num_drafts_accepted
             )
 
     async def run_time(self) -> None:
