@@ -7,6 +7,7 @@ import pytest
 from tests.pure.handoff_rules import RuleBroken
 from tests.pure.handoff_story import PATIENT_S
 from tests.pure.handoff_world import Shape, World
+from tests.pure.toy_drafter import DRAFT
 from tests.pure.toy_model import GQA, MLA, VOCABULARY
 
 from pdserve.errors import PdserveError
@@ -19,15 +20,15 @@ NUM_EVENTS = 250
 
 SHAPES = [
     Shape(),
-    Shape(prefill_ranks=2, decode_ranks=1),
-    Shape(prefill_ranks=1, decode_ranks=2, num_dp_ranks=2),
+    Shape(prefill_ranks=2, decode_ranks=1, draft_layout=DRAFT),
+    Shape(prefill_ranks=1, decode_ranks=2, num_dp_ranks=2, draft_layout=DRAFT),
     Shape(prefill_ranks=4, decode_ranks=2),
     Shape(prefill_ranks=2, decode_ranks=4, num_dp_ranks=2),
-    Shape(layout=MLA, prefill_ranks=2, decode_ranks=2),
+    Shape(layout=MLA, prefill_ranks=2, decode_ranks=2, draft_layout=DRAFT),
     Shape(prefill_ranks=4, decode_ranks=4, num_dp_ranks=2),
 ]
-"""Over 2 KV heads, or the one of MLA: with replica sets on either side, and on both. Seven, so that each meets all
-faults and numbers of workers, which go by the seed modulo 2, 3 and 4."""
+"""Over 2 KV heads, or the one of MLA: with replica sets on either side, and on both; some with a drafter. Seven, so
+that each meets all faults and numbers of workers, which go by the seed modulo 2, 3 and 4."""
 
 WEIGHTS = {
     "pass": 30,

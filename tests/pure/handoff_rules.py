@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from tests.pure.toy_drafter import reference_draft_kv
 from tests.pure.toy_engine import ToyEngine
 from tests.pure.toy_model import TAIL_BYTES, reference_kv, reference_tail
 
 from pdserve.fabric.memory import MemoryFabric
-from pdserve.ids import HandoffId, Incarnation, PageIndex
+from pdserve.ids import HandoffId, Incarnation, PageIndex, SequenceId
 from pdserve.schedule.batch import Batch
 from pdserve.schedule.scheduler import Scheduler
 from pdserve.schedule.sequence import Sequence
@@ -83,6 +84,26 @@ class Referee:
             raise RuleBroken(f"H3: wrong bytes landed in page {page_index} of rank {rank} for {grant.request_id}")
         self._count(worker, grant, stop - start)
 
+    def draft_kv_written(self, worker: Watched, dp_rank: int, start: int, stop: int) -> None:
+        """The same of the drafter's cache. Its slot of the last prefilled position is filled by the decode worker."""
+        info, drafter = worker.engines[dp_rank].info, worker.engines[dp_rank].drafter
+        layout = info.draft_layout
+        assert layout is not None and drafter is not None
+        layer_index, in_layer = divmod(start, layout.layer_bytes(info.num_pages))
+        page_index, in_page = divmod(in_layer, layout.page_bytes)
+        grant = self._grant_of_page(worker, dp_rank, page_index)
+        if grant is None:
+            raise RuleBroken(f"H2: a write landed on page {page_index} of a drafter, which no open handoff has")
+        if in_page or stop - start != layout.page_bytes:
+            raise RuleBroken(f"H2: a write of {stop - start} bytes is no page of the drafter's cache")
+        first_slot = grant.page_indices.index(page_index) * layout.page_slots
+        wanted = reference_draft_kv(info.sharding.layout, layout, grant.token_ids[:-1])[layer_index]
+        wanted = wanted[:, :, first_slot : first_slot + layout.page_slots]
+        landed = drafter.kv.read_page(page_index, layer_index=layer_index)
+        if not np.array_equal(landed[:, :, : wanted.shape[2]], wanted):
+            raise RuleBroken(f"H3: wrong bytes landed in page {page_index} of a drafter for {grant.request_id}")
+        self._count(worker, grant, stop - start)
+
     def tail_written(self, worker: Watched, dp_rank: int, start: int, tail: bytes) -> None:
         slot = start // TAIL_BYTES
         owners = [h for h in handoffs_of(worker, dp_rank) if h.tail_slot == slot]
@@ -105,7 +126,7 @@ class Referee:
     def batch_starts(self, worker: Watched, dp_rank: int, batch: Batch) -> None:
         """H1: what a chunk builds on is there, to the byte, on every rank."""
         for chunk in batch.chunks:
-            token_ids = tuple(worker.core.ranks[dp_rank].scheduler._running[chunk.sequence_id].token_ids)
+            token_ids = token_ids_of(worker.core.ranks[dp_rank], chunk.sequence_id)
             require_kv(worker.engines[dp_rank], token_ids[: chunk.start], chunk.page_indices)
 
     # After each event
@@ -176,6 +197,11 @@ def shrink_immediates(receiver: Receiver) -> None:
     receiver._immediates = ImmediatePool(num_slots=NUM_IMMEDIATES)
 
 
+def token_ids_of(rank: RankCore, sequence_id: SequenceId) -> tuple[int, ...]:
+    """Of a sequence in the running pass, before what it samples."""
+    return tuple(rank.scheduler._running[sequence_id].token_ids)
+
+
 def receiver_of(worker: Watched) -> Receiver:
     receiver = worker.core.receiver
     if receiver is None:
@@ -189,9 +215,12 @@ def handoffs_of(worker: Watched, dp_rank: int) -> list[_Handoff]:
 
 
 def whole_bytes(worker: Watched, grant: Grant) -> int:
-    """What a handoff writes: all heads of its pages, on each rank that holds them, and the tail."""
+    """What a handoff writes: all heads of its pages, on each rank that holds them, the drafter's, and the tail."""
     sharding = worker.engines[grant.dp_rank].info.sharding
     page_bytes = sharding.num_ranks * sharding.rank_layout.page_bytes * sharding.layout.num_layers
+    draft_layout = worker.engines[grant.dp_rank].info.draft_layout
+    if draft_layout is not None:
+        page_bytes += draft_layout.page_bytes * draft_layout.num_layers
     return len(grant.page_indices) * page_bytes + TAIL_BYTES
 
 
@@ -201,12 +230,16 @@ def require_empty(noun: str, count: int) -> None:
 
 
 def require_kv(engine: ToyEngine, token_ids: tuple[int, ...], page_indices: tuple[int, ...]) -> None:
-    """H1, on every rank."""
+    """H1, on every rank, and in the drafter's cache."""
     wanted = reference_kv(engine.info.sharding.layout, token_ids)
     for index, rank in enumerate(engine.ranks):
         kv = rank.read(page_indices, len(token_ids))
         if not np.array_equal(kv, wanted[:, rank.heads.start : rank.heads.stop]):
             raise RuleBroken(f"H1: the KV of {len(token_ids)} tokens is wrong in the pages of rank {index}")
+    if engine.drafter is not None and engine.info.draft_layout is not None:
+        wanted = reference_draft_kv(engine.info.sharding.layout, engine.info.draft_layout, token_ids)
+        if not np.array_equal(engine.drafter.kv.read(page_indices, max(len(token_ids) - 1, 0)), wanted):
+            raise RuleBroken(f"H1: the KV of {len(token_ids)} tokens is wrong in the drafter's pages")
 
 
 def scheduled(scheduler: Scheduler) -> list[Sequence]:

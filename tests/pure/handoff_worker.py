@@ -5,20 +5,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.pure.handoff_rules import Referee, require_kv, shrink_immediates
-from tests.pure.toy_engine import ToyEngine, WatchedBuffer
+from msgspec.structs import replace
+from tests.pure.handoff_rules import Referee, require_kv, shrink_immediates, token_ids_of
+from tests.pure.toy_engine import ToyEngine
+from tests.pure.toy_kv import WatchedBuffer
+from tests.pure.toy_model import VOCABULARY, reference_tokens
 from tests.pure.toy_tokenizer import letter_tokenizer
 
 from pdserve.clock import VirtualClock
 from pdserve.config.role import Role
+from pdserve.config.speculation import Drafter, Speculation
 from pdserve.config.worker import WorkerSettings
 from pdserve.decode.request import Request
 from pdserve.errors import CapacityError
 from pdserve.fabric.memory import MemoryFabric, MemoryNetwork
 from pdserve.fabric.port import PagePush, SingleWrite
-from pdserve.ids import Incarnation, PageIndex, WorkerId
+from pdserve.ids import Incarnation, PageIndex, SequenceId, WorkerId
+from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
-from pdserve.schedule.batch import Batch
+from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.shared_region import SharedRegion
 from pdserve.transfer.destination import exposures_of
 from pdserve.transfer.identity import Identity
@@ -27,6 +32,8 @@ from pdserve.worker.core import WorkerCore
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 MAX_MODEL_LEN = 48
+SPECULATION = Speculation(drafter=Drafter.MTP, num_draft_tokens=3)
+"""Of workers with a drafter."""
 NUM_TAIL_SLOTS = 4
 NICS_BY_GROUP = (1, 2)
 """The regions of a worker's ranks are spread over two domain groups, so that pushes take several ways."""
@@ -85,6 +92,7 @@ class Worker:
         *,
         incarnation: Incarnation,
         sharding: KvSharding,
+        draft_layout: KvLayout | None,
         num_pages: int,
         num_dp_ranks: int = 1,
     ) -> None:
@@ -94,6 +102,7 @@ class Worker:
         self.engines = tuple(
             ToyEngine(
                 sharding,
+                draft_layout=draft_layout,
                 num_pages=num_pages,
                 num_tail_slots=NUM_TAIL_SLOTS,
                 max_model_len=MAX_MODEL_LEN,
@@ -122,6 +131,7 @@ class Worker:
             incarnation=self.incarnation,
             model_fingerprint=info.model_fingerprint,
             sharding=sharding,
+            draft_layout=info.draft_layout,
             num_pages=info.num_pages,
             tail_slot_bytes=info.tail_slot_bytes,
         )
@@ -138,6 +148,7 @@ class Worker:
                 saturation_tokens=5,
                 max_running=5,
                 max_waiting=3,
+                speculation=None if self.identity.draft_layout is None else SPECULATION,
             ),
             identity=self.identity,
             engine=self.engines[0].info,
@@ -155,11 +166,14 @@ class Worker:
         watch(engine.tail_region, partial(self._tail_written, dp_rank))
         for rank, kv in enumerate(engine.ranks):
             watch(kv.region, partial(referee.kv_written, self, dp_rank, rank))
+        if engine.drafter is not None:
+            watch(engine.drafter.kv.region, partial(referee.draft_kv_written, self, dp_rank))
         return EngineRegions(
             kv=tuple(
                 self.fabric.register(kv.region, group_index=rank % len(NICS_BY_GROUP))
                 for rank, kv in enumerate(engine.ranks)
             ),
+            draft_kv=None if engine.drafter is None else self.fabric.register(engine.drafter.kv.region),
             tail=self.fabric.register(engine.tail_region),
         )
 
@@ -172,6 +186,7 @@ class Worker:
             incarnation=self.incarnation,
             model_fingerprint=self.identity.model_fingerprint,
             sharding=self.identity.sharding,
+            draft_layout=self.identity.draft_layout,
             num_pages=self.identity.num_pages,
             tail_slot_bytes=self.identity.tail_slot_bytes,
             heartbeat_s=1.0,
@@ -210,7 +225,20 @@ class Worker:
         result = engine.step()
         if result is not None:
             self._batches[dp_rank] = None
+            if engine.drafter is not None:
+                result = replace(result, drafts=self._guesses(dp_rank, result))
             rank.complete(batch, result, now_ns=now_ns)
+
+    def _guesses(self, dp_rank: int, result: BatchResult) -> tuple[tuple[SequenceId, tuple[int, ...]], ...]:
+        """What comes next, and now and then something else."""
+        layout = self.identity.sharding.layout
+        guesses: list[tuple[SequenceId, tuple[int, ...]]] = []
+        for sequence_id, sampled in result.sampled:
+            known = (*token_ids_of(self.core.ranks[dp_rank], sequence_id), *sampled)
+            right = reference_tokens(layout, known, SPECULATION.num_draft_tokens)
+            guess = [token if (len(known) + index) % 5 else VOCABULARY - 1 - token for index, token in enumerate(right)]
+            guesses.append((sequence_id, tuple(guess)))
+        return tuple(guesses)
 
     def close(self) -> None:
         self.fabric.close()

@@ -33,6 +33,8 @@ class Shape:
     decode_ranks: int = 1
     num_dp_ranks: int = 1
     """Of each decode worker."""
+    draft_layout: KvLayout | None = None
+    """Of the cache of a drafter on every worker."""
 
     def sharding(self, role: Role, index: int) -> KvSharding:
         is_like_prefill = (role is Role.PREFILL) == (index % 2 == 0)
@@ -66,6 +68,7 @@ class World:
             role,
             incarnation=Incarnation(self._num_incarnations),
             sharding=self.shape.sharding(role, index),
+            draft_layout=self.shape.draft_layout,
             num_pages=DECODE_PAGES if is_decode else PREFILL_PAGES,
             num_dp_ranks=self.shape.num_dp_ranks if is_decode else 1,
         )

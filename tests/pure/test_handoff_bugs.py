@@ -14,7 +14,7 @@ from pdserve.ids import HandoffId, Immediate, Incarnation
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.handoff import RECEIVER_TABLE, ReceiverEvent, ReceiverState
 from pdserve.transfer.immediates import ImmediatePool
-from pdserve.transfer.plan import num_writes
+from pdserve.transfer.plan import num_writes, pages_completed
 from pdserve.transfer.receiver import HandoffFailed, Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Addressed
@@ -30,7 +30,7 @@ def test_pages_released_before_the_peer_is_silent_are_found(
 
 
 def plant_miscount(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    def miscount(source: KvSharding, target: KvSharding, **tokens: int) -> int:
+    def miscount(source: KvSharding, target: KvSharding, **tokens: Any) -> int:
         return num_writes(source, target, **tokens) + error
 
     monkeypatch.setattr("pdserve.transfer.receiver.num_writes", miscount)
@@ -74,7 +74,7 @@ def test_confirmation_without_a_flush_is_found(monkeypatch: pytest.MonkeyPatch) 
     require_found("RuleBroken: H2")
 
 
-@pytest.mark.parametrize("arming", ["_arm_pages", "_arm_tail"])
+@pytest.mark.parametrize("arming", ["_arm_pages", "_arm_draft_pages", "_arm_tail"])
 def test_push_before_its_layer_is_computed_is_found(monkeypatch: pytest.MonkeyPatch, arming: str) -> None:
     arm: Callable[..., None] = getattr(Sender, arming)
 
@@ -83,6 +83,35 @@ def test_push_before_its_layer_is_computed_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Sender, arming, arm_early)
     require_found("RuleBroken: H3")
+
+
+def test_drafters_page_pushed_before_the_token_that_fills_its_last_slot_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdserve.transfer.sender.draft_pages_completed", pages_completed)
+    require_found("RuleBroken: H3")
+
+
+def test_drafters_pages_that_are_not_counted_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def miscount(source: KvSharding, target: KvSharding, **tokens: Any) -> int:
+        del tokens["draft_layout"]
+        return num_writes(source, target, **tokens)
+
+    monkeypatch.setattr("pdserve.transfer.receiver.num_writes", miscount)
+    require_found("RuleBroken: H1", "RuleBroken: H2")
+
+
+def test_tail_slot_given_back_when_it_lands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next tail lands in it before the first pass of the sequence, which begins with it."""
+    close = Receiver._close
+
+    def close_all(self: Receiver, handoff: Any, *, delivers: bool) -> None:
+        close(self, handoff, delivers=delivers)
+        if delivers:
+            self.release_tail_slot(handoff.dp_rank, handoff.tail_slot)
+
+    monkeypatch.setattr(Receiver, "_close", close_all)
+    require_found("RuleBroken: H", "InternalError: tail slot")
 
 
 @pytest.mark.parametrize("side", [Receiver, Sender])
