@@ -254,6 +254,30 @@ async def test_stream_of_one_prompt_does_not_wait_for_another() -> None:
         assert await asyncio.wait_for(events, 5) > 0
 
 
+async def test_stream_may_lag_as_many_steps_behind_with_many_choices_as_with_one() -> None:
+    async def at_once(worker: ScriptedWorker, generate: Generate) -> None:
+        steps = [(choice, step) for step in range(4) for choice in range(generate.num_choices)]
+        worker.deltas(
+            *(
+                Delta(
+                    request_id=generate.request_id,
+                    choice_index=choice,
+                    token_ids=(1,),
+                    text=str(step),
+                    finish_reason=FinishReason.LENGTH if step == 3 else None,
+                )
+                for choice, step in steps
+            )
+        )
+
+    async with gateway(max_buffered_deltas=4) as running, joined(running.url, join_message("d0"), at_once):
+        stream = await running.client().completions.create(model="smol", prompt="x", n=16, stream=True)
+        texts = [""] * 16
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+        assert texts == ["0123"] * 16
+
+
 async def events_until(running: RunningGateway, body: dict[str, Any], wanted: str) -> int:
     """Chunks of others until the text of one choice is as wanted; then the client leaves."""
     num_others, text = 0, ""

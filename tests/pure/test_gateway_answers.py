@@ -85,9 +85,14 @@ def delta(text: str, finish_reason: FinishReason | None = None, **fields: Any) -
 
 
 def whole_choice(text: str, finish_reason: FinishReason = FinishReason.STOP) -> Any:
-    answer = PromptAnswer(prompt_logprobs=(), choices=(ChoiceAnswer.of([delta(text)], finish_reason),))
-    body: Any = chat_writer().whole([answer], num_prompt_tokens=1, num_tokens=1)
-    return body["choices"][0]
+    return whole_body([delta(text, finish_reason)], finish_reason)["choices"][0]
+
+
+def whole_body(deltas: list[Delta], finish_reason: FinishReason) -> Any:
+    answer = ChoiceAnswer(deltas=deltas, finish_reason=finish_reason)
+    return chat_writer().whole(
+        [PromptAnswer(prompt_logprobs=(), choices=(answer,))], num_prompt_tokens=1, num_tokens=len(answer.token_ids)
+    )
 
 
 def streamed_choices(*texts: str, finish_reason: FinishReason = FinishReason.STOP) -> list[Any]:
@@ -162,6 +167,21 @@ def test_chat_stream_says_nothing_of_text_that_its_parser_holds_back_until_the_e
         {"content": "b"},
         {"content": "hh"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "num_reasoning"),
+    [(["a", "b"], 0), (["", "r", "", "r", "", "a"], 4), (["r", "ra", "a"], 1), (["r", "r"], 2)],
+)
+def test_chat_usage_counts_the_tokens_of_reasoning(texts: list[str], num_reasoning: int) -> None:
+    deltas = [*(delta(text) for text in texts[:-1]), delta(texts[-1], FinishReason.LENGTH)]
+    writer = chat_writer()
+    for piece in deltas:
+        list(writer.chunks(0, piece))
+    streamed: Any = writer.usage_chunk(num_prompt_tokens=1, num_tokens=len(texts))
+    whole = whole_body(deltas, FinishReason.LENGTH)
+    assert streamed["usage"] == whole["usage"]
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_reasoning}
 
 
 def test_chat_logprobs_pass_by_the_parser_unchanged() -> None:

@@ -12,6 +12,11 @@ from pdserve.wire.cluster import Delta
 class ChoiceWriter(Protocol):
     """The bodies of one choice, without its index: either one `whole`, or `opening` and then chunks."""
 
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Of what it has written; None where an answer has no such part."""
+        ...
+
     def whole(self, answer: ChoiceAnswer, prompt_logprobs: Sequence[TokenLogprobs]) -> JsonObject: ...
 
     def opening(self, prompt_logprobs: Sequence[TokenLogprobs]) -> JsonObject | None:
@@ -86,7 +91,7 @@ class AnswerWriter:
             "object": self._shape.object_name,
             "choices": [{"index": index, **body} for index, body in enumerate(bodies)],
             **self._shape.whole_fields(prompts),
-            "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
+            "usage": self._usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens),
         }
 
     def chunks(self, prompt_index: int, delta: Delta) -> Iterator[JsonObject]:
@@ -106,7 +111,7 @@ class AnswerWriter:
 
     def usage_chunk(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
         """The last chunk, where the client asked for usage."""
-        return {**self._chunk(), "usage": usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens)}
+        return {**self._chunk(), "usage": self._usage(num_prompt_tokens=num_prompt_tokens, num_tokens=num_tokens)}
 
     def _chunk(self, *choices: JsonObject) -> JsonObject:
         return {
@@ -116,12 +121,14 @@ class AnswerWriter:
             **({"usage": None} if self.includes_usage else {}),
         }
 
-
-def usage(*, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
-    """Each prompt once, however many answers to it there are, and the tokens of all answers that were generated."""
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    def _usage(self, *, num_prompt_tokens: int, num_tokens: int) -> JsonObject:
+        """Each prompt once, however many answers to it there are, and the tokens of all answers that were generated."""
+        usage: JsonObject = {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt_tokens + num_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        by_choice = [writer.num_reasoning_tokens for prompt in self._prompts for writer in prompt.writers]
+        known = [num_tokens for num_tokens in by_choice if num_tokens is not None]
+        return {**usage, "completion_tokens_details": {"reasoning_tokens": sum(known)}} if known else usage

@@ -1,6 +1,6 @@
 """An assistant's message out of the pieces that a parser finds in an answer, whole and as the deltas of a stream."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -59,6 +59,27 @@ def message_delta(pieces: Iterable[ChatPiece]) -> JsonObject:
     if by_kind.calls:
         body["tool_calls"] = [{"index": index, **call.body} for index, call in by_kind.calls.items()]
     return body
+
+
+class ReasoningTokens:
+    """How many tokens of an answer are reasoning.
+
+    Pieces don't say which tokens they are of, so tokens count with the next piece that comes at or after them, and
+    those of a delta in which reasoning ends count as what follows it.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._num_unread = 0
+
+    def add(self, num_tokens: int, pieces: Sequence[ChatPiece]) -> None:
+        """A delta of so many tokens made these pieces certain."""
+        self._num_unread += num_tokens
+        if not pieces:
+            return
+        if all(isinstance(piece, ReasoningPiece) for piece in pieces):
+            self.num_tokens += self._num_unread
+        self._num_unread = 0
 
 
 def has_call(pieces: Iterable[ChatPiece]) -> bool:

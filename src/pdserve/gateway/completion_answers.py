@@ -29,6 +29,8 @@ class CompletionShape:
 
 
 class CompletionChoice:
+    num_reasoning_tokens = None
+
     def __init__(self, details: TokenDetails, echo: Echo | None) -> None:
         self._details = details
         self._echo = echo

@@ -113,7 +113,7 @@ async def _answer_in_events(
         record.failed(error.failure)
         await events.send_all([writer.failed("".join(delta.text for delta in deltas), error.failure)])
         return events.response
-    answer = ChoiceAnswer.of(deltas, delta.finish_reason)
+    answer = ChoiceAnswer(deltas=deltas, finish_reason=delta.finish_reason)
     await events.send_all(writer.closing(_generation(answer, record)))
     record.finished()
     return events.response

@@ -12,19 +12,20 @@ from pdserve.wire.cluster import Delta, FinishReason, TokenEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceAnswer:
-    text: str
-    token_ids: tuple[int, ...]
-    entries: tuple[TokenEntry, ...]
+    deltas: Sequence[Delta]
     finish_reason: FinishReason
 
-    @classmethod
-    def of(cls, deltas: Sequence[Delta], finish_reason: FinishReason) -> "ChoiceAnswer":
-        return cls(
-            text="".join(delta.text for delta in deltas),
-            token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
-            entries=tuple(entry for delta in deltas for entry in delta.entries),
-            finish_reason=finish_reason,
-        )
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for delta in self.deltas for token_id in delta.token_ids]
+
+    @property
+    def entries(self) -> list[TokenEntry]:
+        return [entry for delta in self.deltas for entry in delta.entries]
 
     @property
     def mean_logprob(self) -> float:
@@ -58,7 +59,7 @@ class _Gathering:
         deltas = self._deltas[delta.choice_index]
         deltas.append(delta)
         if delta.finish_reason is not None:
-            self._finished[delta.choice_index] = ChoiceAnswer.of(deltas, delta.finish_reason)
+            self._finished[delta.choice_index] = ChoiceAnswer(deltas=deltas, finish_reason=delta.finish_reason)
 
     def answer(self) -> PromptAnswer:
         """Requires: every choice has finished."""
