@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pdserve.config.speculation import MAX_NUM_DRAFT_TOKENS
 from pdserve.model.config import ModelConfig
 from pdserve.model.cuts import Cuts
 from pdserve.model.norm import RmsNorm
@@ -18,6 +19,10 @@ from pdserve.model.parallel import Communicator
 from pdserve.model.products import Linear
 from pdserve.model.rope import rotate
 from pdserve.model.weight_rows import Rows, Sources
+
+
+SHORT_CHUNK = MAX_NUM_DRAFT_TOKENS + 1
+"""Tokens up to which a chunk may be guesses to verify; such chunks attend as so many chunks of one token would."""
 
 
 class AttendToLatents(Protocol):
@@ -46,7 +51,8 @@ def attend_causally(
     """o_QNV. Without a scale: one over the root of D.
 
     Heads are spread and padded to one dimension, because torch's kernel that computes head by head takes nothing else:
-    so what a head comes to does not depend on how many heads its rank has.
+    so what a head comes to does not depend on how many heads its rank has. The rows of a short chunk attend one by one:
+    so what a token comes to does not depend on the guesses beside it.
     """
     num_heads, value_dim = q_QND.shape[1], v_CHV.shape[2]
     dim = max(q_QND.shape[2], value_dim)
@@ -56,16 +62,32 @@ def attend_causally(
         return padded.repeat_interleave(num_heads // x.shape[1], dim=1).transpose(0, 1)[None]
 
     num_new, num_cached = len(q_QND), len(k_CHD)
-    last_seen_Q = torch.arange(num_cached - num_new, num_cached, device=q_QND.device)
-    mask_QC = torch.arange(num_cached, device=q_QND.device)[None, :] <= last_seen_Q[:, None]
-    o_1NQV = functional.scaled_dot_product_attention(
-        as_heads(q_QND),
-        as_heads(k_CHD),
-        as_heads(v_CHV),
-        attn_mask=mask_QC,
-        scale=q_QND.shape[2] ** -0.5 if scale is None else scale,
-    )
-    return o_1NQV[0, :, :, :value_dim].transpose(0, 1)
+    q_1NQD, k_1NCD, v_1NCD = as_heads(q_QND), as_heads(k_CHD), as_heads(v_CHV)
+    scale = q_QND.shape[2] ** -0.5 if scale is None else scale
+    if num_new <= SHORT_CHUNK:
+        rows: list[torch.Tensor] = []
+        for row in range(num_new):
+            seen = slice(num_cached - num_new + row + 1)
+            row_1N1D = q_1NQD[:, :, row : row + 1]
+            rows.append(_attend(row_1N1D, k_1NCD[:, :, seen], v_1NCD[:, :, seen], scale=scale))
+        o_1NQD = torch.cat(rows, dim=2)
+    else:
+        last_seen_Q = torch.arange(num_cached - num_new, num_cached, device=q_QND.device)
+        mask_QC = torch.arange(num_cached, device=q_QND.device)[None, :] <= last_seen_Q[:, None]
+        o_1NQD = _attend(q_1NQD, k_1NCD, v_1NCD, scale=scale, mask_QC=mask_QC)
+    return o_1NQD[0, :, :, :value_dim].transpose(0, 1)
+
+
+def _attend(
+    q_1NQD: torch.Tensor,
+    k_1NCD: torch.Tensor,
+    v_1NCD: torch.Tensor,
+    *,
+    scale: float,
+    mask_QC: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """o_1NQD. Without a mask each row sees all."""
+    return functional.scaled_dot_product_attention(q_1NQD, k_1NCD, v_1NCD, attn_mask=mask_QC, scale=scale)
 
 
 class GroupedAttention(nn.Module):

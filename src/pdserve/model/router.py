@@ -40,7 +40,8 @@ class Router(nn.Module):
             case Scoring.SOFTMAX:
                 return products_TX.softmax(dim=-1)
             case Scoring.SIGMOID:
-                return products_TX.sigmoid()
+                # In float32 its bits depend on the place of an element among all: whether it falls into a whole vector.
+                return products_TX.double().sigmoid().float()
             case _:
                 assert_never(self._config.scoring)
 
