@@ -126,7 +126,8 @@ class Scheduler:
 
         It is then like one handed over: it shares the pages that its tokens fill, and owns a copy of the last one. When
         no page is free for that, it computes its tokens itself; it is never refused for the length of the queue.
-        Requires: the first pages hold tokens `[0, child.num_computed)`; `child` has no pages.
+        Requires: the first pages hold tokens `[0, child.num_computed)`, which those of a forked sequence do not before
+        its first pass; `child` has no pages.
         Raises: `ContextOverflow` as `add`; `InternalError` when it can't be run. Nothing changed then.
         """
         self._require_new(child)
