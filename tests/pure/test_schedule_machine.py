@@ -4,20 +4,18 @@ What it computes is computed by an engine whose KV can be read (`schedule_toy`).
 """
 
 from collections import Counter
-from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.pure.schedule_books import CountedPool, Expected
 from tests.pure.schedule_toy import ToyEngine, continuation
 
 from pdserve.config.speculation import Drafter, Speculation
 from pdserve.errors import CapacityError
 from pdserve.ids import PageIndex, SequenceId
-from pdserve.kv.pages import PagePool
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, Chunk
 from pdserve.schedule.limits import ScheduleLimits
@@ -36,50 +34,6 @@ SPECULATIONS = (
     Speculation(drafter=Drafter.NGRAM, num_draft_tokens=3),
     Speculation(drafter=Drafter.MTP, num_draft_tokens=3),
 )
-
-
-class CountedPool(PagePool):
-    """Counts owners a second time."""
-
-    def __init__(self, *, num_pages: int) -> None:
-        super().__init__(num_pages=num_pages)
-        self.owners: Counter[PageIndex] = Counter()
-
-    def allocate(self, num_pages: int) -> list[PageIndex]:
-        page_indices = super().allocate(num_pages)
-        self.owners.update(page_indices)
-        return page_indices
-
-    def share(self, page_indices: Many[PageIndex]) -> None:
-        super().share(page_indices)
-        self.owners.update(page_indices)
-
-    def release(self, page_indices: Many[PageIndex]) -> None:
-        super().release(page_indices)
-        self.owners -= Counter(page_indices)
-
-
-@dataclass
-class Expected:
-    """What we know of a sequence without asking the scheduler."""
-
-    sequence: Sequence
-    num_written: int = 0
-    """Tokens `[0, num_written)` have their KV in the pages that the sequence holds now."""
-    token_ids: list[int] = field(default_factory=list[int])
-
-    @property
-    def generates(self) -> bool:
-        return self.sequence.sampling is not None
-
-    @property
-    def num_remaining(self) -> int:
-        return len(self.token_ids) - (not self.generates) - self.num_written
-
-    @property
-    def is_finished(self) -> bool:
-        sampling = self.sequence.sampling
-        return sampling is not None and len(self.token_ids) >= self.sequence.num_prompt_tokens + sampling.max_tokens
 
 
 class ScheduleMachine(RuleBasedStateMachine):
@@ -449,3 +403,17 @@ def test_schedule_machine_lone_sequence_ends(max_tokens: int) -> None:
     machine = ScheduleMachine()
     machine.add(num_prompt_tokens=30, max_tokens=max_tokens)
     machine.teardown()
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS[1:])
+def test_schedule_machine_with_drafts_reaches_the_same_tokens_in_fewer_passes(speculation: Speculation) -> None:
+    num_passes: list[int] = []
+    for variant in (None, speculation):
+        machine = ScheduleMachine()
+        machine.speculate(variant)
+        machine.fork_landed(num_prompt_tokens=12, max_tokens=12, num_choices=2)
+        machine.add(num_prompt_tokens=12, max_tokens=12)
+        machine.teardown()
+        num_passes.append(machine.num_passes)
+    without, with_drafts = num_passes
+    assert with_drafts < without
