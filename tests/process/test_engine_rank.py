@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from tests.process.engine_under_test import (
     DEADLINE_S,
     chunk_of,
@@ -71,7 +72,7 @@ async def test_mixed_batches_generate_the_greedy_tokens_of_transformers(checkpoi
 
 @pytest.mark.parametrize("tensor_parallel_size", [1, 2])
 async def test_logprobs_of_those_who_ask_are_the_model_s_own(tmp_path: Path, tensor_parallel_size: int) -> None:
-    """Whatever bias and temperature do to the token."""
+    """Whatever bias and temperature do to the token. Those of the prompt too."""
     reference = write_checkpoint("qwen3", tmp_path)
     prompt = [5, 6, 7, 8]
     sampling = SamplingParams(
@@ -80,13 +81,20 @@ async def test_logprobs_of_those_who_ask_are_the_model_s_own(tmp_path: Path, ten
     asking = NewSequence(
         sequence_id=SequenceId(1), prompt_token_ids=tuple(prompt), output_token_ids=(), sampling=sampling
     )
-    chunks = tuple(chunk_of(prompt, 0, 4, pages=(index,), sequence_id=index, samples=True) for index in (0, 1))
+    chunks = [chunk_of(prompt, 0, 4, pages=(index,), sequence_id=index, samples=True) for index in (0, 1)]
+    chunks[0] = replace(chunks[0], num_prompt_logprobs=0)
     async with running(tmp_path, tensor_parallel_size=tensor_parallel_size) as engine:
-        result = await engine.run(Batch(pass_index=0, chunks=chunks, new_sequences=(new_sequence(0, prompt), asking)))
-    expected_V = reference_logits(reference, prompt)[-1].log_softmax(dim=-1)
+        news = (new_sequence(0, prompt), asking)
+        result = await engine.run(Batch(pass_index=0, chunks=tuple(chunks), new_sequences=news))
+    *expected_of_prompt, expected_V = reference_logits(reference, prompt).log_softmax(dim=-1)
     ((sequence_id, (logprobs,)),) = result.logprobs
     assert (sequence_id, logprobs.token_id) == (1, 11) and result.sampled[1] == (1, (11,))
     assert logprobs.logprob == pytest.approx(float(expected_V[11]), abs=1e-4)
+    ((_, entries),) = result.prompt_logprobs
+    assert [(entry.token_id, entry.logprob) for entry in entries] == [
+        (token_id, pytest.approx(float(expected_V[token_id]), abs=1e-4))
+        for token_id, expected_V in zip(prompt[1:], expected_of_prompt, strict=True)
+    ]
     assert sorted(token_id for token_id, _ in logprobs.top) == list(range(VOCAB_SIZE))
     values = [logprob for _, logprob in logprobs.top]
     assert values == sorted(values, reverse=True)
