@@ -6,7 +6,6 @@ What it computes is computed by an engine whose KV can be read (`schedule_toy`).
 from collections import Counter
 from random import Random
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -382,38 +381,3 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 TestScheduleMachine = ScheduleMachine.TestCase
 TestScheduleMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-def test_schedule_machine_reaches_preemption_and_stall() -> None:
-    """The random runs above mean little unless they get to the hard places: one fixed run that does."""
-    machine = ScheduleMachine()
-    for _ in range(3):
-        machine.add_handed_over(num_prompt_tokens=13, max_tokens=8, handoff_ms=0)
-    machine.grant_pages(num_pages=3)
-    for _ in range(12):
-        machine.start_pass()
-        if machine.batch is not None:
-            machine.finish_pass()
-    assert machine.scheduler.num_preemptions > 0
-    machine.teardown()
-
-
-@pytest.mark.parametrize("max_tokens", [1, 12])
-def test_schedule_machine_lone_sequence_ends(max_tokens: int) -> None:
-    machine = ScheduleMachine()
-    machine.add(num_prompt_tokens=30, max_tokens=max_tokens)
-    machine.teardown()
-
-
-@pytest.mark.parametrize("speculation", SPECULATIONS[1:])
-def test_schedule_machine_with_drafts_reaches_the_same_tokens_in_fewer_passes(speculation: Speculation) -> None:
-    num_passes: list[int] = []
-    for variant in (None, speculation):
-        machine = ScheduleMachine()
-        machine.speculate(variant)
-        machine.fork_landed(num_prompt_tokens=12, max_tokens=12, num_choices=2)
-        machine.add(num_prompt_tokens=12, max_tokens=12)
-        machine.teardown()
-        num_passes.append(machine.num_passes)
-    without, with_drafts = num_passes
-    assert with_drafts < without
