@@ -10,7 +10,6 @@ import pytest
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.config.speculation import DEFAULT_NUM_DRAFT_TOKENS, Drafter, Speculation
 from pdserve.errors import ConfigError
-from pdserve.model.source import ModelSource
 
 
 def write_model(folder: Path, *, vocab_size: int = 256) -> Path:
@@ -52,18 +51,18 @@ def test_ngrams_need_a_kind_alone(model_dir: Path) -> None:
     assert requested(["--speculate", "ngram"], model_dir) == Speculation(drafter=Drafter.NGRAM)
 
 
-def test_draft_model_is_found_as_a_model_is(model_dir: Path) -> None:
+def test_drafter_is_found_by_its_kind_and_name(model_dir: Path) -> None:
     parser = argparse.ArgumentParser()
     add_speculation_flags(parser)
-    named: list[str] = []
+    asked: list[tuple[Drafter, str]] = []
 
-    def resolve(name: str) -> ModelSource:
-        named.append(name)
-        return ModelSource(dir=model_dir, name=name)
+    def find(drafter: Drafter, named: str) -> Path:
+        asked.append((drafter, named))
+        return model_dir
 
-    arguments = parser.parse_args(["--speculate", "draft:some/name"])
-    speculation = requested_speculation(arguments, model_dir, resolve=resolve)
-    assert named == ["some/name"]
+    arguments = parser.parse_args(["--speculate", "draft:some/name:v2"])
+    speculation = requested_speculation(arguments, model_dir, find=find)
+    assert asked == [(Drafter.DRAFT_MODEL, "some/name:v2")]
     assert speculation == Speculation(drafter=Drafter.DRAFT_MODEL, model_dir=str(model_dir))
 
 

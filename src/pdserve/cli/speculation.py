@@ -3,27 +3,20 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pdserve.config.speculation import DEFAULT_NUM_DRAFT_TOKENS, NEEDS_MODEL_DIR, Drafter, Speculation
 from pdserve.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pdserve.model.source import ModelSource
-
-KINDS = tuple(
-    f"{drafter.value}:DIR" if drafter in NEEDS_MODEL_DIR else drafter.value
-    for drafter in (Drafter.NGRAM, Drafter.DRAFT_MODEL, Drafter.MTP, Drafter.EAGLE)
-)
+KINDS = tuple(f"{drafter.value}:DIR" if drafter in NEEDS_MODEL_DIR else drafter.value for drafter in Drafter)
 
 
 def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculate",
         metavar="KIND",
-        help="guess tokens ahead, for the same answers: ngram (what followed before), draft:DIR (a smaller model, named "
-        "as the model is), mtp (the model's prediction module) or eagle:DIR (a head); the same on prefill and decode "
-        "workers (default: none)",
+        help="guess tokens ahead, for the same answers: ngram (what followed before), draft:DIR (a smaller model, "
+        "named as the model is), mtp (the model's prediction module) or eagle:DIR (a head); the same on prefill and "
+        "decode workers (default: none)",
     )
     parser.add_argument(
         "--num-draft-tokens",
@@ -33,10 +26,22 @@ def add_speculation_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def drafter_dir(drafter: Drafter, named: str) -> Path:
+    """Of a draft model, which is named as a model is, or of a head. Raises: `ConfigError` when it can't be had."""
+    if drafter is Drafter.DRAFT_MODEL:
+        from pdserve.model.source import resolve_model
+
+        return resolve_model(named).dir
+    directory = Path(named).expanduser()
+    if not directory.is_dir():
+        raise ConfigError(f"--speculate {drafter.value}:{named}: {named} is not a directory")
+    return directory.resolve()
+
+
 def requested_speculation(
-    arguments: argparse.Namespace, model_dir: Path, *, resolve: "Callable[[str], ModelSource] | None" = None
+    arguments: argparse.Namespace, model_dir: Path, *, find: Callable[[Drafter, str], Path] = drafter_dir
 ) -> Speculation | None:
-    """What the flags ask for, with the drafter's directory; `resolve` finds a draft model as `--model` is found.
+    """What the flags ask for; `find` is told the name of a drafter and gives its directory.
 
     Raises: `ConfigError` when they make no sense, or the drafter does not go with the model in `model_dir`.
     """
@@ -47,7 +52,7 @@ def requested_speculation(
     drafter, named = _parse(arguments.speculate)
     speculation = Speculation(
         drafter=drafter,
-        model_dir=_directory(drafter, named, resolve),
+        model_dir=None if named is None else str(find(drafter, named)),
         num_draft_tokens=(
             DEFAULT_NUM_DRAFT_TOKENS if arguments.num_draft_tokens is None else arguments.num_draft_tokens
         ),
@@ -76,19 +81,6 @@ def _parse(text: str) -> tuple[Drafter, str | None]:
     if drafter not in NEEDS_MODEL_DIR and colon:
         raise ConfigError(f"--speculate {kind} needs no model: leave :{named} out")
     return drafter, named or None
-
-
-def _directory(drafter: Drafter, named: str | None, resolve: "Callable[[str], ModelSource] | None") -> str | None:
-    if named is None:
-        return None
-    if drafter is Drafter.DRAFT_MODEL:
-        from pdserve.model.source import resolve_model
-
-        return str((resolve or resolve_model)(named).dir)
-    directory = Path(named).expanduser()
-    if not directory.is_dir():
-        raise ConfigError(f"--speculate {drafter.value}:{named}: {named} is not a directory")
-    return str(directory.resolve())
 
 
 def _require_match(speculation: Speculation, model_dir: Path) -> None:

@@ -25,12 +25,17 @@ from pdserve.bench.handoff_check import (
 )
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.serve import say
-from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
+from pdserve.cli.speculation import (
+    add_speculation_flags,
+    drafter_dir,
+    requested_speculation,
+    speculation_flags,
+)
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers
-from pdserve.config.speculation import Speculation
+from pdserve.config.speculation import Drafter, Speculation
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 from pdserve.text.tokenizer import Tokenizer
 
@@ -46,7 +51,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--model",
-        help="directory or hub id, or tiny-deepseek or tiny-qwen3-moe, made on the fly; default: the default model",
+        help="directory or hub id, or tiny-deepseek, tiny-deepseek-mtp or tiny-qwen3-moe, made on the fly; default: "
+        "the default model",
     )
     add_parallel_flags(parser)
     add_engine_flags(parser)
@@ -65,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         chunk_tokens=None if is_sharded else arguments.chunk_tokens,
     )
     prompts = [tuple(text_ids[:length]) for length in lengths]
-    speculation = requested_speculation(arguments, source.dir, resolve=_resolve)
+    speculation = requested_speculation(arguments, source.dir, find=_find_drafter)
     apart, colocated = (
         _settings(arguments, source, speculation, request) for request in (_apart(arguments), _colocated(arguments))
     )
@@ -90,6 +96,14 @@ def _resolve(model: str | None) -> "ModelSource":
     if model in TINY_NAMES:
         return ModelSource(dir=prepare_tiny(model), name=model)
     return resolve_model(model)
+
+
+def _find_drafter(drafter: Drafter, named: str) -> Path:
+    from pdserve.bench.tiny_models import TINY_EAGLE, prepare_tiny_eagle
+
+    if drafter is Drafter.EAGLE:
+        return prepare_tiny_eagle() if named == TINY_EAGLE else drafter_dir(drafter, named)
+    return _resolve(named).dir
 
 
 def _apart(arguments: argparse.Namespace) -> DeploymentRequest:
