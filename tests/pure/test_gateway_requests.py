@@ -195,13 +195,29 @@ def test_completion_logprobs_are_zero_to_five() -> None:
         assert raised.value.param == "logprobs"
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"b": 1}'}}
+
 WRONG_MESSAGES: list[tuple[Any, str]] = [
     ({"role": "user"}, "messages[0].content"),
     ({"role": "user", "content": None}, "messages[0].content"),
     ({"role": "robot", "content": "x"}, "messages[0].role"),
     ({"role": "user", "content": "x", "mood": 1}, "messages[0].mood"),
-    ({"role": "user", "content": "x", "name": "me"}, "messages[0].name"),
-    ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+    ({"role": "user", "content": "x", "name": 1}, "messages[0].name"),
+    ({"role": "user", "content": "x", "function_call": {}}, "messages[0].function_call"),
+    ({"role": "assistant", "content": None}, "messages[0].content"),
+    ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
+    ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+    ({"role": "user", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
+    ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages[0].tool_call_id"),
+    ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+    ({"role": "tool", "tool_call_id": "a"}, "messages[0].content"),
+    *(
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": arguments}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        )
+        for arguments in ("{", "[]", "1")
+    ),
     ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
     ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
     ("x", "messages[0]"),

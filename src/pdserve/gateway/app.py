@@ -36,7 +36,12 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     clock = clock or SystemClock()
     metrics = GatewayMetrics(model_name=settings.model_name)
     hub = Hub(settings, metrics, clock)
-    model = ServedModel(tokenizer, name=settings.model_name)
+    model = ServedModel(
+        tokenizer,
+        name=settings.model_name,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
     completions = CompletionEndpoints(settings, model, hub, metrics, clock)
     responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from pdserve.errors import InvalidField
+from pdserve.gateway.chat_options import ChatOptions
 from pdserve.gateway.chat_parser import MakeChatParser, PlainParser
-from pdserve.gateway.chat_request import ChatMessage, parse_chat_request
+from pdserve.gateway.chat_prompt import chat_prompt
+from pdserve.gateway.chat_request import parse_chat_request
 from pdserve.gateway.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
+from pdserve.gateway.message_fields import ChatMessage
 from pdserve.gateway.sampling_fields import SamplingFields, sampling_params
 from pdserve.gateway.served_model import ServedModel
 from pdserve.sampling import SamplingParams
-from pdserve.text.chat_template import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +29,22 @@ class Prompt:
     """As the client sent it; None where it sent tokens or messages."""
     make_parser: MakeChatParser = PlainParser
     """What reads each answer to it, in chat."""
+    grammar: str | None = None
+    """What each answer must match."""
+    needs_special_tokens: bool = False
+    """`make_parser` reads texts with special tokens, whatever the client asked for."""
 
     def sampling(self, *, max_model_len: int) -> SamplingParams:
         """Raises: `ContextOverflow`, `InvalidField`."""
-        return sampling_params(
+        params = sampling_params(
             self.fields,
             num_prompt_tokens=len(self.token_ids),
             max_model_len=max_model_len,
             default_max_tokens=self.default_max_tokens,
             prompt_param=self.param,
         )
+        skips = params.skip_special_tokens and not self.needs_special_tokens
+        return msgspec.structs.replace(params, grammar=self.grammar, skip_special_tokens=skips)
 
 
 class PromptReader:
@@ -45,18 +55,36 @@ class PromptReader:
 
     async def chat(self, body: bytes) -> Prompt:
         request = parse_chat_request(body)
-        return await self.conversation(request, request.messages, param="messages")
+        return await self.conversation(request, request.messages, param="messages", options=request.options)
 
     async def completion(self, request: CompletionRequest) -> list[Prompt]:
         self._model.require_named(request.model)
-        return [await self._completion(request, prompt) for prompt in request.prompts]
+        structure = request.structure()
+        grammar = None if structure is None else await self._model.compiled(structure)
+        prompts = [await self._completion(request, prompt) for prompt in request.prompts]
+        return [replace(prompt, grammar=grammar) for prompt in prompts]
 
-    async def conversation(self, fields: SamplingFields, messages: Sequence[ChatMessage], *, param: str) -> Prompt:
+    async def conversation(
+        self,
+        fields: SamplingFields,
+        messages: Sequence[ChatMessage],
+        *,
+        param: str,
+        options: ChatOptions = ChatOptions(),  # noqa: B008
+    ) -> Prompt:
         """`param` is the field that holds the messages."""
         self._model.require_named(fields.model)
-        conversation = Conversation(messages=[message.as_template_input for message in messages])
-        prompt = await self._model.tokenize_chat(conversation, param=param)
-        return self._prompt(fields, prompt.token_ids, param=param, default_max_tokens=None)
+        structure = fields.structure()
+        chat = chat_prompt(messages, options, self._model.formats)
+        rendered = await self._model.tokenize_chat(chat.conversation, param=param)
+        start = chat.reasoning_start(rendered.text)
+        prompt = self._prompt(fields, rendered.token_ids, param=param, default_max_tokens=None)
+        return replace(
+            prompt,
+            grammar=await self._model.compiled_chat(chat, structure, start),
+            make_parser=chat.make_parser(start, keeps_special_tokens=fields.skip_special_tokens is False),
+            needs_special_tokens=chat.needs_special_tokens,
+        )
 
     async def _completion(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         token_ids = await self._model.tokenize(prompt) if isinstance(prompt, str) else prompt

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from pdserve.errors import ContextOverflow, InvalidField, UnsupportedField
 from pdserve.gateway.fields import NoOps
+from pdserve.gateway.structured_fields import StructuredFields
 from pdserve.sampling import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
 from pdserve.wire.cluster import MAX_CHOICES
 
@@ -24,7 +25,6 @@ StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 
 SHARED_NO_OPS: NoOps = {
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "metadata": ({},),
@@ -32,17 +32,11 @@ SHARED_NO_OPS: NoOps = {
     "prompt_cache_key": (),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "add_special_tokens": (),
     "truncate_prompt_tokens": (),
     "priority": (0,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
 }
 
 
@@ -54,7 +48,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """vLLM's usage in every chunk; refused when true."""
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(StructuredFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Ranges are OpenAI's; null means the default, as there."""
 
     model: Annotated[str, Meta(min_length=1)]
@@ -77,6 +71,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """vLLM's extension: how many of the likeliest tokens are reported in the place of each prompt token."""
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    """vLLM's extension: false makes special tokens text of the answer."""
     return_token_ids: bool | None = None
     """vLLM's extension: each choice carries the ids of its tokens."""
     stream: bool | None = None
@@ -194,4 +190,5 @@ def _resolved(fields: SamplingFields, *, max_tokens: int) -> SamplingParams:
         ignore_eos=bool(fields.ignore_eos),
         num_top_logprobs=fields.num_top_logprobs,
         num_prompt_logprobs=fields.num_prompt_logprobs,
+        skip_special_tokens=fields.skip_special_tokens is not False,
     )

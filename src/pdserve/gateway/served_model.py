@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pdserve.errors import ConfigError, InvalidField, ModelNotFound, UnsupportedField
+from pdserve.gateway.chat_prompt import ChatPrompt
+from pdserve.gateway.formats.model_formats import model_formats
+from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
+from pdserve.gateway.formats.reasoning import ReasoningStart
+from pdserve.gateway.grammar_compiler import GrammarCompiler
+from pdserve.gateway.structured_fields import Structure
 from pdserve.gateway.tokenizer import GatewayTokenizer
+from pdserve.gateway.tool_fields import schema_of
 from pdserve.text.chat_template import Conversation
 
 DEFAULT_MODEL = "default"
@@ -27,9 +34,23 @@ class RenderedPrompt:
 class ServedModel:
     """Every method raises `RequestError` for what the client did wrong. The tokenizer runs in threads."""
 
-    def __init__(self, tokenizer: GatewayTokenizer, *, name: str) -> None:
+    def __init__(
+        self,
+        tokenizer: GatewayTokenizer,
+        *,
+        name: str,
+        tool_parser: ToolParserChoice = ToolParserChoice.AUTO,
+        reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._grammars = GrammarCompiler(tokenizer)
         self.name = name
+        self.formats = model_formats(
+            tokenizer.chat_template,
+            tokenizer.special_tokens,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
         self.token_bytes: Callable[[int], bytes] = lru_cache(maxsize=MAX_CACHED_TOKENS)(tokenizer.token_bytes)
         """What one token stands for, perhaps a part of a character. Not in a thread."""
 
@@ -61,6 +82,26 @@ class ServedModel:
             raise UnsupportedField(error.message, param=param) from error
         except InvalidField as error:
             raise InvalidField(error.message, param=param) from error
+
+    async def compiled(self, structure: Structure) -> str:
+        """As the sampler takes it. Raises: `InvalidField` that names the place, `CapacityError`."""
+        if structure.schema is not None:
+            await self._grammars.require_compiled_schema(structure.schema, param=structure.param)
+        return await self._grammars.require_compiled(structure.grammar, param=structure.param)
+
+    async def compiled_chat(
+        self, chat: ChatPrompt, structure: Structure | None, start: ReasoningStart | None
+    ) -> str | None:
+        """The same for answers of a chat; None where anything goes."""
+        if structure is not None:
+            await self.compiled(structure)
+        grammar = chat.grammar(None if structure is None else structure.grammar, start)
+        if grammar is None:
+            return None
+        if (tools := chat.options.tools) is not None:
+            for tool in tools.forced or tools.tools:
+                await self._grammars.require_compiled_schema(schema_of(tool), param=tools.param_of(tool))
+        return await self._grammars.require_compiled(grammar, param="tools" if structure is None else structure.param)
 
     async def detokenize(self, token_ids: Sequence[int], *, param: str) -> str:
         """The text with that of special tokens, so that tokenizing it without adding any gives the tokens again."""

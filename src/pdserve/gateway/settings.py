@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
 from pdserve.units import MIB
 
 
@@ -18,6 +19,10 @@ class GatewaySettings:
     """Bearer token of `/v1/*`, `/tokenize` and `/detokenize`; None: open."""
     cluster_secret: str | None = field(default=None, repr=False)
     """Bearer token of `/cluster`; None: open. Required in practice when `host` is reachable by others."""
+    tool_parser: ToolParserChoice = ToolParserChoice.AUTO
+    """How the model writes calls of tools."""
+    reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO
+    """How the model writes its reasoning."""
     max_workers: int = 256
     max_pending: int = 1024
     """Requests at a time; one more is answered with 429."""

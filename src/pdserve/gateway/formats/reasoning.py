@@ -10,6 +10,7 @@ from pdserve.gateway.formats.tool_format import lark_marker
 
 OPEN = "<think>"
 CLOSE = "</think>"
+MARKERS = (OPEN, CLOSE)
 
 
 class ReasoningStart(Enum):
