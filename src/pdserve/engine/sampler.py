@@ -100,7 +100,7 @@ class Sampler:
         if new.sampling.grammar is not None:
             if self._grammars is None:
                 raise InternalError(f"sequence {new.sequence_id} has a grammar, for which this sampler was not made")
-            guide = self._grammars.guide(new.sampling.grammar, new.output_token_ids)
+            guide = self._grammars.guide(new.sampling.grammar, new)
         self._states[new.sequence_id] = _SamplerState(new, vocab_size=self._vocab_size, guide=guide)
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
@@ -224,7 +224,7 @@ def _inverse_cdf(weights_K: torch.Tensor, uniform: float) -> int:
     """The index whose share of the total weight contains `uniform`."""
     cumulative_K = weights_K.cumsum(dim=-1)
     index = int(torch.searchsorted(cumulative_K, cumulative_K[-1:] * uniform, right=True))
-    return min(index, int(weights_K.count_nonzero()) - 1) if index >= len(weights_K) else index
+    return index if index < len(weights_K) else int(weights_K.nonzero()[-1])
 
 
 def _candidates(weights_RV: torch.Tensor, params: Sequence[SamplingParams]) -> list[tuple[torch.Tensor, torch.Tensor]]:
