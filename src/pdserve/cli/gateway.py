@@ -11,6 +11,7 @@ from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import parse_cpus, parse_port, require_cpus
 from pdserve.config import environment
+from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
 from pdserve.launch.child import report_ready
 
 
@@ -20,10 +21,26 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
+    add_parser_choices(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def add_parser_choices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tool-parser",
+        choices=[choice.value for choice in ToolParserChoice],
+        default=ToolParserChoice.AUTO.value,
+        help="how the model writes calls of tools (default: auto, as its chat template does)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        choices=[choice.value for choice in ReasoningParserChoice],
+        default=ReasoningParserChoice.AUTO.value,
+        help="how the model writes its reasoning (default: auto, as its chat template does)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         api_key=environment.api_key(),
         cluster_secret=environment.cluster_secret(),
+        tool_parser=ToolParserChoice(arguments.tool_parser),
+        reasoning_parser=ReasoningParserChoice(arguments.reasoning_parser),
     )
 
     async def service(stop: asyncio.Event) -> None:
