@@ -82,11 +82,12 @@ class DecodeRole:
 
     @property
     def num_pending(self) -> int:
-        return len(self._pending)
+        """Sequences of the requests that wait for room."""
+        return sum(len(request.choices) for request in self._pending)
 
     @property
     def num_pending_tokens(self) -> int:
-        return sum(len(request.generate.prompt_token_ids) for request in self._pending)
+        return sum(request.num_prompt_tokens for request in self._pending)
 
     def on_generate(self, generate: Generate, *, now_ns: int) -> None:
         limits = self._limits
