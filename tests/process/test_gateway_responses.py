@@ -7,15 +7,17 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseFailedEvent,
-    ResponseIncompleteEvent,
-    ResponseStreamEvent,
+from openai.types.responses import ResponseCreatedEvent
+from tests.process.gateway_under_test import gateway
+from tests.process.responses_client import (
+    EVENTS_AFTER_TEXT,
+    EVENTS_BEFORE_TEXT,
+    LOGPROBS,
+    SCHEMA_FORMAT,
+    create,
+    events_of,
+    final_response,
 )
-from tests.process.gateway_under_test import RunningGateway, gateway
 from tests.process.scripted_worker import (
     Script,
     ScriptedWorker,
@@ -29,34 +31,7 @@ from tests.process.scripted_worker import (
 )
 
 from pdserve.config.role import Role
-from pdserve.sampling import TokenLogprobs
-from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate, TokenEntry
-
-EVENTS_BEFORE_TEXT = [
-    "response.created",
-    "response.in_progress",
-    "response.output_item.added",
-    "response.content_part.added",
-]
-EVENTS_AFTER_TEXT = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
-
-LOGPROBS = ["message.output_text.logprobs"]
-
-
-async def create(running: RunningGateway, **fields: Any) -> Response:
-    arguments: dict[str, Any] = {"model": "smol", "input": "Hi", **fields}
-    return await running.client().responses.create(**arguments, stream=False)
-
-
-async def events_of(running: RunningGateway, **fields: Any) -> list[ResponseStreamEvent]:
-    arguments: dict[str, Any] = {"model": "smol", "input": "Hi", **fields}
-    stream = await running.client().responses.create(**arguments, stream=True)
-    return [event async for event in stream]
-
-
-def final_response(event: ResponseStreamEvent) -> Response:
-    assert isinstance(event, ResponseCompletedEvent | ResponseIncompleteEvent | ResponseFailedEvent)
-    return event.response
+from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate
 
 
 def breaking_after(text: str) -> Script:
@@ -127,53 +102,6 @@ async def test_response_stream_has_every_event_in_order() -> None:
         assert isinstance(events[0], ResponseCreatedEvent) and events[0].response.status == "in_progress"
 
 
-async def two_tokens(worker: ScriptedWorker, generate: Generate) -> None:
-    for text, logprob, finish_reason in (("a", -1.0, None), ("\u00e9", -2.0, FinishReason.STOP)):
-        token_ids = tuple(text.encode())
-        entries = [
-            TokenEntry(text_offset=0, logprobs=TokenLogprobs(token_id=token_id, logprob=logprob, top=((98, -0.5),)))
-            for token_id in token_ids
-        ]
-        worker.deltas(
-            Delta(
-                request_id=generate.request_id,
-                token_ids=token_ids,
-                text=text,
-                entries=tuple(entries),
-                finish_reason=finish_reason,
-            )
-        )
-
-
-async def test_response_logprobs_are_in_the_part_and_in_the_events_of_its_text() -> None:
-    async with gateway() as running, joined(running.url, join_message("d0"), two_tokens) as worker:
-        response = await create(running, include=LOGPROBS, top_logprobs=1)
-        assert worker.generates.get_nowait().sampling.num_top_logprobs == 1
-        assert response.top_logprobs == 1
-        (item,) = response.output
-        assert item.type == "message" and item.content[0].type == "output_text"
-        logprobs = item.content[0].logprobs
-        assert logprobs is not None
-        assert [(entry.token, entry.logprob, entry.bytes) for entry in logprobs] == [
-            ("a", -1.0, [97]),
-            ("bytes:\\xc3", -2.0, [0xC3]),
-            ("bytes:\\xa9", -2.0, [0xA9]),
-        ]
-        assert [(top.token, top.logprob, top.bytes) for top in logprobs[0].top_logprobs] == [("b", -0.5, [98])]
-        events = await events_of(running, include=LOGPROBS, top_logprobs=1)
-        in_deltas = [
-            entry.to_dict()
-            for event in events
-            if event.type == "response.output_text.delta"
-            for entry in event.logprobs
-        ]
-        (done,) = [event for event in events if event.type == "response.output_text.done"]
-        assert in_deltas == [entry.to_dict() for entry in done.logprobs]
-        assert in_deltas[0] == {"token": "a", "logprob": -1.0, "top_logprobs": [{"token": "b", "logprob": -0.5}]}
-        assert len(in_deltas) == 3
-        assert final_response(events[-1]).output[0].to_dict()["content"] == item.to_dict()["content"]
-
-
 async def test_response_stream_helper_of_the_client_assembles_the_text() -> None:
     async with (
         gateway() as running,
@@ -221,7 +149,7 @@ async def test_response_fields_that_ask_for_nothing_are_taken() -> None:
             parallel_tool_calls=True,
             include=[],
             truncation="disabled",
-            text={"format": {"type": "text"}},
+            text={"format": {"type": "text"}, "verbosity": "medium"},
             service_tier="auto",
             reasoning=None,
         )
@@ -239,7 +167,10 @@ async def test_response_fields_that_ask_for_nothing_are_taken() -> None:
         ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
         ({"reasoning": {"effort": "low"}}, "reasoning", "unsupported_parameter"),
         ({"include": ["reasoning.encrypted_content"]}, "include", "unsupported_parameter"),
-        ({"text": {"format": {"type": "json_object"}}}, "text", "unsupported_parameter"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "invalid_value"),
+        ({"text": {"format": {**SCHEMA_FORMAT, "name": "no name"}}}, "text.format.name", "invalid_value"),
+        ({"text": {"format": {**SCHEMA_FORMAT, "schema": {"type": "x"}}}}, "text.format.schema.type", "invalid_value"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"top_logprobs": 21, "include": LOGPROBS}, "top_logprobs", "invalid_value"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.errors import RequestError, UnsupportedField
+from pdserve.errors import InvalidField, RequestError, UnsupportedField
 from pdserve.gateway.fields import NoOps
 from pdserve.gateway.responses_request import RESPONSES_NO_OPS, ResponsesRequest, parse_responses_request
 from pdserve.gateway.token_requests import (
@@ -46,7 +46,7 @@ field_names = st.sampled_from(
 PART: dict[str, st.SearchStrategy[Any]] = {"type": st.sampled_from(["input_text", "x"]), "text": json_values}
 ITEM: dict[str, st.SearchStrategy[Any]] = {
     "role": st.sampled_from(["user", "assistant", "king"]),
-    "type": st.sampled_from(["message", "reasoning"]) | json_values,
+    "type": st.sampled_from(["message", "item_reference"]) | json_values,
     "content": st.text(max_size=8) | st.lists(st.fixed_dictionaries(PART) | json_values, max_size=2),
 }
 REQUIRED = ("role", "content")
@@ -84,6 +84,17 @@ def test_any_input_items_are_messages_or_are_refused_by_name(items: list[Any]) -
         assert error.param is not None and error.param.startswith("input")
     else:
         assert len(request.messages) == len(items)
+
+
+def test_earlier_reasoning_is_taken_and_is_no_part_of_the_conversation() -> None:
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]}
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "a", "logprobs": [{"token": "a"}]}]}
+    items = [{"role": "user", "content": "q"}, reasoning, answer]
+    request = parse_responses_request(json.dumps({"model": "m", "input": items}).encode())
+    assert [message.text for message in request.messages] == ["q", "a"]
+    with pytest.raises(InvalidField) as caught:
+        parse_responses_request(json.dumps({"model": "m", "input": [reasoning]}).encode())
+    assert caught.value.param == "input"
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,18 @@ from pdserve.gateway.prompt import Prompt, PromptReader
 from pdserve.gateway.request_body import read_body
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.request_scope import request_scope
-from pdserve.gateway.responses_answers import Generation, ResponseWriter
+from pdserve.gateway.responses_answers import Ending, ResponseWriter
 from pdserve.gateway.responses_request import ResponsesRequest, parse_responses_request
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
-from pdserve.gateway.whole_answers import ChoiceAnswer, read_whole
+from pdserve.gateway.whole_answers import read_whole
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.telemetry.instants import Instant
 from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import seconds_to_ns
-from pdserve.wire.cluster import Delta
+from pdserve.wire.cluster import FinishReason
 
 
 class ResponsesEndpoints:
@@ -62,27 +62,31 @@ class ResponsesEndpoints:
             )
             reader = AnswerReader([works.submit(work)], num_choices=1)
             record.at(Instant.DISPATCHED)
-            writer = self._writer(asked, request_id)
+            writer = self._writer(asked, request_id, prompt)
             if not work.streams:
                 return await _answer_whole(reader, writer, record)
             events = EventWriter(request, write_timeout_s=self._settings.write_timeout_s)
             return await _answer_in_events(reader, writer, record, events)
 
-    def _writer(self, asked: ResponsesRequest, request_id: RequestId) -> ResponseWriter:
+    def _writer(self, asked: ResponsesRequest, request_id: RequestId, prompt: Prompt) -> ResponseWriter:
         return ResponseWriter(
             asked,
             response_id=request_id,
-            item_id="msg_" + secrets.token_hex(16),
             created_s=int(time.time()),
             model_name=self._settings.model_name,
             token_bytes=self._model.token_bytes,
+            parser=prompt.make_parser(),
         )
 
 
 async def _answer_whole(reader: AnswerReader, writer: ResponseWriter, record: RequestRecord) -> web.Response:
     """Raises: `RequestFailed`."""
     ((answer,),) = [prompt.choices for prompt in await read_whole(reader, record)]
-    body = writer.whole(_generation(answer, record))
+    for delta in answer.deltas:
+        writer.read(delta)
+    ending = _ending(answer.finish_reason, record)
+    writer.closing(ending)
+    body = writer.whole(ending)
     record.finished()
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
@@ -95,15 +99,12 @@ async def _answer_in_events(
     After that a failure is the event `response.failed`, the last one.
     Raises: `RequestFailed` before the first delta, `ConnectionError` when the client does not take an event.
     """
-    deltas: list[Delta] = []
     try:
         while True:
             delta = (await reader.next()).delta
             if not events.has_started:
                 await events.send_all(writer.opening())
-            deltas.append(delta)
-            if delta.text or delta.entries:
-                await events.send_all([writer.delta(delta.text, delta.entries)])
+            await events.send_all(writer.read(delta))
             record.delivered(0, delta)
             if delta.finish_reason is not None:
                 break
@@ -111,19 +112,16 @@ async def _answer_in_events(
         if not events.has_started:
             raise
         record.failed(error.failure)
-        await events.send_all([writer.failed("".join(delta.text for delta in deltas), error.failure)])
+        await events.send_all([writer.failed(error.failure)])
         return events.response
-    answer = ChoiceAnswer(deltas=deltas, finish_reason=delta.finish_reason)
-    await events.send_all(writer.closing(_generation(answer, record)))
+    await events.send_all(writer.closing(_ending(delta.finish_reason, record)))
     record.finished()
     return events.response
 
 
-def _generation(answer: ChoiceAnswer, record: RequestRecord) -> Generation:
-    return Generation(
-        text=answer.text,
-        entries=answer.entries,
-        finish_reason=answer.finish_reason,
+def _ending(finish_reason: FinishReason, record: RequestRecord) -> Ending:
+    return Ending(
+        finish_reason=finish_reason,
         finished_s=int(time.time()),
         num_prompt_tokens=record.num_prompt_tokens,
         num_tokens=record.num_tokens,
