@@ -107,33 +107,34 @@ def test_cache_of_a_drafter_after_guesses_is_that_of_the_tokens_alone(name: str,
     assert_same_cache(name, engine, whole, num_slots=len(known) - 1)
 
 
+def in_batch() -> list[Generating]:
+    """The first one has no room for four guesses."""
+    return [
+        Generating(sequence_id=SequenceId(index), prompt=random_tokens(index, num_tokens), page_indices=page_indices)
+        for index, (num_tokens, page_indices) in enumerate(
+            [(13, (0, 5)), (7, (1, 2, 3)), (20, (8, 7, 6)), (9, (11, 12))]
+        )
+    ]
+
+
 @pytest.mark.parametrize("name", ["itself", *DRAFTERS])
 def test_guesses_in_a_batch_are_those_of_each_sequence_alone(name: str, specs: dict[str, EngineSpec]) -> None:
-    """One that decodes, one that is prefilled whole, one in part."""
+    """Two that decode, one that is prefilled whole, one in part."""
     together, alone = DraftingEngine(specs[name]), DraftingEngine(specs[name])
-    prompts = [random_tokens(11, 12), random_tokens(12, 7), random_tokens(13, 20)]
-
-    def sequences() -> list[Generating]:
-        return [
-            Generating(
-                sequence_id=SequenceId(index), prompt=prompt, page_indices=tuple(range(8 * index, 8 * index + 8))
-            )
-            for index, prompt in enumerate(prompts)
-        ]
-
-    first, *others = sequences()
-    first.step(together)
-    batch = [(first, first.chunk()), (others[0], others[0].chunk()), (others[1], others[1].chunk(9))]
-    result = together.run(*(chunk for _, chunk in batch), new_sequences=[others[0].announcement()])
-    for sequence, chunk in batch:
+    found, expected = in_batch(), in_batch()
+    for sequence in found[:2]:
+        sequence.step(together)
+    chunks = [found[0].chunk(), found[1].chunk(), found[2].chunk(9), found[3].chunk()]
+    result = together.run(*chunks, new_sequences=[found[3].announcement()])
+    for sequence, chunk in zip(found, chunks, strict=True):
         sequence.take(chunk, result)
-    expected = sequences()
-    expected[0].generate(alone, 1)
-    expected[0].step(alone)
-    expected[1].step(alone)
+    for sequence in expected[:2]:
+        sequence.step(alone)
+        sequence.step(alone)
     expected[2].step(alone, stop=9)
-    assert [sequence.drafts for sequence in (first, *others)] == [sequence.drafts for sequence in expected]
-    assert first.drafts and others[0].drafts and not others[1].drafts
+    expected[3].step(alone)
+    assert [(each.output, each.drafts) for each in found] == [(each.output, each.drafts) for each in expected]
+    assert len(found[0].drafts) < len(found[1].drafts) == len(found[3].drafts) == 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +215,24 @@ def test_guesses_of_a_forked_sequence_equal_those_of_one_that_computed_its_promp
     expected = Generating(prompt=prompt, page_indices=PAGES, sampling=SEEDED)
     expected.step(DraftingEngine(specs[name]))
     assert (child.output, child.drafts) == (expected.output, expected.drafts)
+
+
+def test_id_that_comes_again_is_another_sequence(specs: dict[str, EngineSpec]) -> None:
+    """It begins where the draft model had read ahead for the one before, in other pages."""
+    engine = DraftingEngine(specs["itself"])
+    Generating(prompt=PROMPT[:-1], page_indices=PAGES).step(engine)
+    again = Generating(prompt=PROMPT, page_indices=(16, 17, 18, 19, 20), num_computed=len(PROMPT) - 1)
+    chunk = again.chunk()
+    result = engine.run(
+        chunk,
+        ended_sequences=[again.sequence_id],
+        new_sequences=[again.announcement()],
+        copies=[PageCopy(source=PAGES[index], target=again.page_indices[index]) for index in range(4)],
+    )
+    again.take(chunk, result)
+    expected = Generating(prompt=PROMPT, page_indices=PAGES)
+    expected.step(DraftingEngine(specs["itself"]))
+    assert (again.output, again.drafts) == (expected.output, expected.drafts)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Token j is at position j of its cache, as it is of the model's. To guess what comes after the newest token it reads that
 token too, which the model reads in its next pass; and then each of its own guesses but the last. Those that turn out
-right need not be read again.
+right are not read again.
 
 Shape suffixes: T tokens of all chunks, R rows to guess from, E hidden, V vocabulary.
 """
@@ -23,12 +23,10 @@ from pdserve.schedule.batch import Chunk, PageCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadAhead:
-    """What the cache has beyond the tokens of the model's cache."""
+    """What the cache has beyond the model's: the newest token, and all guesses but the last."""
 
     start: int
-    token_ids: tuple[int, ...]
-    page_indices: tuple[int, ...]
-    """Of the whole sequence."""
+    num_tokens: int
 
 
 class DraftModel:
@@ -67,7 +65,8 @@ class DraftModel:
             return {}
         logits_RV = self._logits(x_TE[draft_pass.rows])
         guesses = guess_ahead(draft_pass.lines, logits_RV, propose=propose, step=self._step)
-        self._remember(chunks, guesses)
+        for line in draft_pass.lines:
+            self._read_ahead[line.sequence_id] = _ReadAhead(start=line.first_position - 1, num_tokens=line.num_guesses)
         return guesses
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
@@ -91,27 +90,12 @@ class DraftModel:
         )
 
     def _num_read(self, chunk: Followed, token_ids: Sequence[int]) -> int:
-        """How many tokens were read ahead, and can stay. The last one is read in any case, for its logits."""
+        """How many of these were read ahead: what is kept of a chunk is the newest token and guesses. The last one is
+        read in any case, for its logits."""
         ahead = self._read_ahead.pop(chunk.sequence_id, None)
         if ahead is None or ahead.start != chunk.start:
             return 0
-        first_page = chunk.start // self._reach.page_slots
-        pages = slice(first_page, min(len(ahead.page_indices), len(chunk.page_indices)))
-        if ahead.page_indices[pages] != chunk.page_indices[pages]:
-            return 0
-        num_comparable = min(len(ahead.token_ids), len(token_ids) - 1)
-        return next(
-            (index for index in range(num_comparable) if ahead.token_ids[index] != token_ids[index]), num_comparable
-        )
-
-    def _remember(self, chunks: Sequence[Followed], guesses: dict[SequenceId, tuple[int, ...]]) -> None:
-        for chunk in chunks:
-            if chunk.sequence_id in guesses and chunk.sampled_token_id is not None:
-                self._read_ahead[chunk.sequence_id] = _ReadAhead(
-                    start=chunk.start + len(chunk.token_ids),
-                    token_ids=(chunk.sampled_token_id, *guesses[chunk.sequence_id][:-1]),
-                    page_indices=chunk.page_indices,
-                )
+        return min(ahead.num_tokens, len(token_ids) - 1)
 
     def _step(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> torch.Tensor:
         """See `pdserve.engine.guessing.Step`."""
