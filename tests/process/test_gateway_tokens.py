@@ -30,6 +30,16 @@ async def test_tokenize_chat_is_what_the_template_makes_of_it(fields: dict[str, 
         assert bytes(answer["tokens"]) == expected
 
 
+async def test_tokenize_chat_counts_the_tools_of_its_prompt() -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    async with gateway() as running:
+        _, answer, _ = await running.post("/tokenize", {"messages": MESSAGES, "tools": tools})
+        assert b'{"name": "now"}' in bytes(answer["tokens"])
+        unfinished = {"messages": MESSAGES, "continue_final_message": True}
+        _, answer, _ = await running.post("/tokenize", unfinished)
+        assert bytes(answer["tokens"]) == b"<user>Hi"
+
+
 async def test_detokenize_gives_back_the_tokenized_text() -> None:
     async with gateway() as running:
         _, tokenized, _ = await running.post("/tokenize", {"prompt": "héllo"})
@@ -53,6 +63,13 @@ async def test_detokenize_gives_back_the_tokenized_text() -> None:
             "unsupported_parameter",
         ),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template", "unsupported_parameter"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, "tools[0].type", "invalid_value"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "chat_template_kwargs": {"mood": 1}},
+            "chat_template_kwargs.mood",
+            "invalid_value",
+        ),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
         ("/tokenize", {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"messages": [{"role": "assistant", "content": "x"}]}, "messages", "invalid_value"),

@@ -3,6 +3,7 @@
 import msgspec
 from aiohttp import web
 
+from pdserve.gateway.chat_prompt import chat_prompt
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.request_body import read_body
 from pdserve.gateway.served_model import ServedModel
@@ -12,7 +13,6 @@ from pdserve.gateway.token_requests import (
     parse_detokenize_request,
     parse_tokenize_request,
 )
-from pdserve.text.chat_template import Conversation
 
 
 class TokenEndpoints:
@@ -37,8 +37,7 @@ class TokenEndpoints:
     async def _token_ids(self, asked: TokenizeText | TokenizeChat) -> list[int]:
         if isinstance(asked, TokenizeText):
             return await self._model.tokenize(asked.prompt, add_special_tokens=asked.add_special_tokens)
-        messages = [message.as_template_input for message in asked.messages]
-        conversation = Conversation(messages=messages, add_generation_prompt=asked.add_generation_prompt)
+        conversation = chat_prompt(asked.messages, asked.options, self._model.formats).conversation
         return (await self._model.tokenize_chat(conversation, param="messages")).token_ids
 
 

@@ -6,8 +6,10 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.errors import InvalidField
-from pdserve.gateway.chat_request import ChatMessage, parse_chat_request
+from pdserve.gateway.chat_options import ChatOptions
+from pdserve.gateway.chat_request import parse_chat_request
 from pdserve.gateway.fields import NoOps, convert, parse_object, without_no_ops
+from pdserve.gateway.message_fields import ChatMessage
 from pdserve.gateway.served_model import DEFAULT_MODEL
 
 MAX_DETOKENIZED = 262_144
@@ -18,12 +20,9 @@ TEXT_NO_OPS: NoOps = {"return_token_strs": (False,)}
 CHAT_NO_OPS: NoOps = {
     **TEXT_NO_OPS,
     "add_special_tokens": (False,),
-    "continue_final_message": (False,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
-    "tools": ([],),
 }
 
 ModelName = Annotated[str, Meta(min_length=1)]
@@ -38,13 +37,17 @@ class TokenizeText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class TokenizeChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: ModelName = DEFAULT_MODEL
     messages: list[object]
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    tools: list[object] | None = None
+    """These are what they are in a chat."""
 
 
 class TokenizeChat(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName
     messages: list[ChatMessage]
-    add_generation_prompt: bool
+    options: ChatOptions
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,10 +63,8 @@ def parse_tokenize_request(body: bytes) -> TokenizeText | TokenizeChat:
     if "prompt" in fields:
         raise InvalidField("'prompt' and 'messages' exclude each other; send one of them", param="messages")
     chat = convert(without_no_ops(fields, CHAT_NO_OPS), TokenizeChatBody)
-    read_as_chat = parse_chat_request(msgspec.json.encode({"model": chat.model, "messages": chat.messages}))
-    return TokenizeChat(
-        model=chat.model, messages=read_as_chat.messages, add_generation_prompt=chat.add_generation_prompt
-    )
+    read_as_chat = parse_chat_request(msgspec.json.encode(chat))
+    return TokenizeChat(model=chat.model, messages=read_as_chat.messages, options=read_as_chat.options)
 
 
 def parse_detokenize_request(body: bytes) -> DetokenizeRequest:
