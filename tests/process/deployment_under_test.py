@@ -12,7 +12,9 @@ from openai.types import Completion, CompletionChoice
 from prometheus_client.parser import text_string_to_metric_families
 from tests.process.gateway_under_test import until
 
+from pdserve.cli.speculation import speculation_flags
 from pdserve.config.deployment import DeploymentRequest, place_workers
+from pdserve.config.speculation import Speculation
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 from pdserve.model.source import ModelSource
 
@@ -132,6 +134,7 @@ async def deployment(
     decode_tp: int = 1,
     decode_dp: int = 1,
     provider: str = "tcp",
+    speculation: Speculation | None = None,
 ) -> AsyncGenerator[Running]:
     """What `pdserve serve` starts, guarded by key and secret; idle again at the end."""
     places = place_workers(
@@ -149,7 +152,7 @@ async def deployment(
         model_dir=str(model.dir),
         model_name=model.name,
         places=places,
-        worker_arguments=(*WORKER_FLAGS, "--provider", provider),
+        worker_arguments=(*WORKER_FLAGS, "--provider", provider, *speculation_flags(speculation)),
         environment={"PDSERVE_API_KEY": API_KEY, "PDSERVE_CLUSTER_SECRET": SECRET},
     )
     async with LocalDeployment(settings) as started, connected(started.url) as running:

@@ -14,8 +14,9 @@ from pdserve.ids import HandoffId, Immediate, Incarnation
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.handoff import RECEIVER_TABLE, ReceiverEvent, ReceiverState
 from pdserve.transfer.immediates import ImmediatePool
+from pdserve.transfer.outcome import HandoffFailed
 from pdserve.transfer.plan import num_writes, pages_completed
-from pdserve.transfer.receiver import HandoffFailed, Receiver
+from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Addressed
 

@@ -13,8 +13,9 @@ from pdserve.fabric.port import RegionDescriptor
 from pdserve.ids import HandoffId
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.destination import exposures_of
+from pdserve.transfer.outcome import Outcome
 from pdserve.transfer.plan import RankPair, num_rank_pairs, num_writes, rank_pairs
-from pdserve.transfer.receiver import Outcome, Receiver
+from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import RankRegions
 

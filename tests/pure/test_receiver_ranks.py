@@ -9,7 +9,8 @@ from pdserve.fabric.port import Fenced
 from pdserve.ids import Incarnation
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
-from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, ReceiverLimits
+from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
+from pdserve.transfer.receiver import ReceiverLimits
 
 OTHER = Incarnation(3)
 

@@ -14,7 +14,8 @@ from pdserve.schedule.sequence import Sequence
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.transfer.identity import Outbox
 from pdserve.transfer.immediates import SlotPool
-from pdserve.transfer.sender import HandoffKey, PushedLayers, Sender
+from pdserve.transfer.pushed import PushedLayers
+from pdserve.transfer.sender import HandoffKey, Sender
 from pdserve.wire.peer import Cancel, Grant, GrantRefused
 
 

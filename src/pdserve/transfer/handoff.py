@@ -3,7 +3,8 @@
 Every (state, event) pair is decided: it moves, it is ignored (with the reason in the table's comments), or it is a bug
 and raises. Invariants, cited by number in the code and the tests:
 
-1. Receiver: pages, tail slot and immediate are taken before the first state and given on or freed on entering CLOSED.
+1. Receiver: pages, tail slot and immediate are taken before the first state. On entering CLOSED the immediate is freed;
+   pages and tail slot are given on together (with 3), or freed.
 2. Receiver: CLOSED is entered only when no write of the handoff is in flight or can still be posted (H2): all landed,
    the sender refused before posting, the sender confirmed after a flush, or the exposure is fenced.
 3. Receiver: only GRANTED --LANDED--> makes a request schedulable (H1).

@@ -16,6 +16,7 @@ from pdserve.transfer.destination import Destination, exposures_of
 from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
 from pdserve.transfer.identity import Outbox
 from pdserve.transfer.immediates import ImmediatePool
+from pdserve.transfer.outcome import HandoffFailed, HandoffLanded, Outcome
 from pdserve.transfer.plan import num_writes, pages_to_write
 from pdserve.units import ns_to_seconds, seconds_to_ns
 from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped, RankRegions
@@ -30,30 +31,6 @@ class ReceiverLimits:
     """Over this share of a rank's pool in quarantine no handoff is opened: the request prefills locally (H2, H6)."""
     cancel_timeout_s: float = 10.0
     """A peer that does not confirm a cancel for so long is dropped, which leads to its fence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffLanded:
-    """The request may be decoded; its pages and its tail slot belong to the caller now."""
-
-    request_id: RequestId
-    handoff_id: HandoffId
-    page_indices: list[PageIndex]
-    tail_slot: TailSlot
-    """Until `release_tail_slot`: it holds the hidden state of the last prefilled position."""
-    landed: Landed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffFailed:
-    """The handoff will not complete; its pages stay here until nobody may write them. The request may go elsewhere."""
-
-    request_id: RequestId
-    handoff_id: HandoffId
-    error: HandoffError | CapacityError
-
-
-Outcome = HandoffLanded | HandoffFailed
 
 
 @dataclass(slots=True, kw_only=True)

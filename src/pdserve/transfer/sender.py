@@ -15,7 +15,6 @@ from pdserve.fabric.port import (
     FabricPeerId,
     FlushEnded,
     FlushId,
-    LayerTimes,
     PagePush,
     PushEnded,
     PushId,
@@ -28,6 +27,7 @@ from pdserve.transfer.grant import contradiction
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
 from pdserve.transfer.identity import Outbox
 from pdserve.transfer.plan import RankPair, draft_pages_completed, pages_completed, rank_pairs
+from pdserve.transfer.pushed import PushedLayers, pushed_layers
 from pdserve.transfer.source import Source
 from pdserve.transfer.target import Target, attach_targets
 from pdserve.units import seconds_to_ns
@@ -40,19 +40,6 @@ MAX_FLUSHES = 4096
 """Under way at a time, of all peers: more than the handoffs that they can have open (H6)."""
 
 HandoffKey = tuple[Incarnation, HandoffId]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushedLayers:
-    """The instants of one push of a chunk, from a rank to a rank, for the trace; the tail is a push of one layer."""
-
-    grant: Grant
-    is_tail: bool
-    first_layer: int
-    """As the layer counter counts: the model's layers, then the drafter's."""
-    layer_bytes: int
-    """Written for each layer."""
-    layers: tuple[LayerTimes, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,7 +222,7 @@ class Sender:
         if handoff is None:
             return None
         push = handoff.outstanding.pop(event.push_id)
-        self._pushed.append(self._times_of(handoff.grant, push, event))
+        self._pushed.append(pushed_layers(handoff.grant, push, event, num_layers=self._source.num_counted_layers))
         must_withdraw = event.outcome is PushOutcome.FAILED and self._stop(
             handoff, SenderEvent.PUSH_FAILED, f"a write failed with errno {event.errno}"
         )
@@ -389,19 +376,3 @@ class Sender:
             del self._handoffs[handoff.key]
             handoff.session.handoffs.discard(handoff.key[1])
         return True
-
-    def _times_of(self, grant: Grant, push: PagePush | SingleWrite, event: PushEnded) -> PushedLayers:
-        num_layers = self._source.num_counted_layers
-        match push:
-            case PagePush():
-                layer_bytes = len(push.source_pages) * push.run_bytes
-                first_layer = push.first_tick % ticks_per_pass(num_layers)
-            case SingleWrite():
-                layer_bytes, first_layer = push.num_bytes, num_layers
-        return PushedLayers(
-            grant=grant,
-            is_tail=isinstance(push, SingleWrite),
-            first_layer=first_layer,
-            layer_bytes=layer_bytes,
-            layers=event.layers,
-        )
