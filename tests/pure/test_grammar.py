@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ BROKEN = "start: %%%"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
+    dir: Path
     grammars: Grammars
     tokenizer: Tokenizer
 
@@ -66,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     (model_dir / "tokenizer.json").write_text(json.dumps(tokenizer))
     (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [END_ID, OTHER_END_ID]}))
     grammars = Grammars(model_dir, vocab_size=VOCAB_SIZE)
-    return Model(grammars=grammars, tokenizer=Tokenizer.load(model_dir))
+    return Model(dir=model_dir, grammars=grammars, tokenizer=Tokenizer.load(model_dir))
 
 
 def ending(grammar: str, *, seed: int = 0, min_tokens: int = 0, max_tokens: int = 100) -> SamplingParams:
@@ -172,6 +174,13 @@ def test_proposal_of_the_next_token_keeps_to_the_grammar(model: Model) -> None:
     sampler = model.sampler_of(new_sequence(1, ending(DIGITS, seed=8)))
     proposed = sampler.propose(logits_of(3, vocab_size=VOCAB_SIZE), [SequenceId(1)], 1)
     assert sampler.sample(logits_of(3, vocab_size=VOCAB_SIZE), [SequenceId(1)]) == proposed
+
+
+def test_tokenizer_may_know_an_end_of_sequence_that_the_model_does_not(model: Model) -> None:
+    sampler = Sampler(vocab_size=OTHER_END_ID, grammars=Grammars(model.dir, vocab_size=OTHER_END_ID))
+    sampler.add(new_sequence(1, ending(LLMatcher.grammar_from_regex("a"))))
+    drawn = [sampler.sample(logits_of(step, vocab_size=OTHER_END_ID), [SequenceId(1)]) for step in range(2)]
+    assert drawn == [[ord("a")], [END_ID]]
 
 
 def test_forgotten_sequence_does_not_wait_for_its_grammar(model: Model) -> None:

@@ -64,7 +64,8 @@ class Guide:
             _log.warning("grammar_failed sequence_id=%d error=%r", self._sequence_id, self._matcher.get_error())
 
     def advance(self, token_id: int) -> None:
-        _consume(self._matcher, token_id)
+        """A token that the grammar does not allow leaves nothing but the end."""
+        self._matcher.consume_token(token_id)
 
     def close(self) -> None:
         """The sequence ended."""
@@ -106,8 +107,7 @@ class Grammars:
     def _matcher_after(self, grammar: str, output_token_ids: Sequence[int]) -> LLMatcher:
         """On the compiler's thread."""
         matcher = self._compiled(grammar).deep_copy()
-        for token_id in output_token_ids:
-            _consume(matcher, token_id)
+        matcher.consume_tokens(list(output_token_ids))
         return matcher
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -123,9 +123,3 @@ class Grammars:
             n_vocab=max(self._vocab_size, tokenizer.vocab_size),
             eos_token=sorted(token_id for token_id in tokenizer.eos_token_ids if token_id < self._vocab_size),
         )
-
-
-def _consume(matcher: LLMatcher, token_id: int) -> None:
-    """A grammar that has stopped takes no more: what follows is the end of sequence, again and again."""
-    if not matcher.is_stopped():
-        matcher.consume_token(token_id)
