@@ -8,7 +8,6 @@ Shape suffixes: T tokens of all chunks, R rows to guess from, E hidden, V vocabu
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,14 +18,6 @@ from pdserve.engine.kv_storage import KvStorage
 from pdserve.ids import SequenceId
 from pdserve.model.decoder import OnLayer
 from pdserve.schedule.batch import Chunk, PageCopy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReadAhead:
-    """What the cache has beyond the model's: the newest token, and all guesses but the last."""
-
-    start: int
-    num_tokens: int
 
 
 class DraftModel:
@@ -44,7 +35,8 @@ class DraftModel:
             page_slots=storage.layout.page_slots,
             lag=0,
         )
-        self._read_ahead: dict[SequenceId, _ReadAhead] = {}
+        self._num_read_ahead: dict[SequenceId, int] = {}
+        """Tokens that the cache has beyond those of the model's: the newest one, and all guesses but the last."""
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         self._storage.copy_pages(copies)
@@ -65,13 +57,12 @@ class DraftModel:
             return {}
         logits_RV = self._logits(x_TE[draft_pass.rows])
         guesses = guess_ahead(draft_pass.lines, logits_RV, propose=propose, step=self._step)
-        for line in draft_pass.lines:
-            self._read_ahead[line.sequence_id] = _ReadAhead(start=line.first_position - 1, num_tokens=line.num_guesses)
+        self._num_read_ahead |= {line.sequence_id: line.num_guesses for line in draft_pass.lines}
         return guesses
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:
-            self._read_ahead.pop(sequence_id, None)
+            self._num_read_ahead.pop(sequence_id, None)
 
     def _unread(self, chunk: Followed, *, with_sampled: bool) -> Chunk | None:
         """What is still to be read of the chunk, in the context; None: nothing."""
@@ -80,7 +71,8 @@ class DraftModel:
             token_ids += (chunk.sampled_token_id,)
         if not token_ids:
             return None
-        num_read = self._num_read(chunk, token_ids)
+        # What is kept of a chunk is the newest token and right guesses. The last token is read for its logits.
+        num_read = min(self._num_read_ahead.pop(chunk.sequence_id, 0), len(token_ids) - 1)
         return Chunk(
             sequence_id=chunk.sequence_id,
             start=chunk.start + num_read,
@@ -88,14 +80,6 @@ class DraftModel:
             page_indices=chunk.page_indices,
             samples=False,
         )
-
-    def _num_read(self, chunk: Followed, token_ids: Sequence[int]) -> int:
-        """How many of these were read ahead: what is kept of a chunk is the newest token and guesses. The last one is
-        read in any case, for its logits."""
-        ahead = self._read_ahead.pop(chunk.sequence_id, None)
-        if ahead is None or ahead.start != chunk.start:
-            return 0
-        return min(ahead.num_tokens, len(token_ids) - 1)
 
     def _step(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> torch.Tensor:
         """See `pdserve.engine.guessing.Step`."""
