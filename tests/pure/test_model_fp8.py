@@ -1,6 +1,5 @@
 """Checkpoints whose weights are stored in 8 bits with a scale for each block."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from tests.pure.paged_runs import Paged, logits_in_chunks
 from tests.pure.thread_ranks import run_ranks
-from tests.pure.tiny_checkpoints import random_tokens, write_checkpoint
+from tests.pure.tiny_checkpoints import Tensors, change_config, random_tokens, write_checkpoint
 
 from pdserve.errors import ConfigError
 from pdserve.model.config import read_config
 from pdserve.model.parallel import Communicator
-
-Tensors = dict[str, torch.Tensor]
 
 FP8_MAX = 448.0
 TOKEN_IDS = random_tokens(5, 30)
@@ -41,17 +38,23 @@ def quantise(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor
     return values, scales, meant
 
 
-def write_pair(quantised_dir: Path, plain_dir: Path, block: tuple[int, int]) -> None:
-    """The same model in 8 bits, and as its 8 bits read by hand."""
-    write_checkpoint("deepseek-v3", quantised_dir)
-    write_checkpoint("deepseek-v3", plain_dir)
+def quantised_and_plain(tensors: Tensors, block: tuple[int, int]) -> tuple[Tensors, Tensors]:
+    """(in 8 bits with their scales, what those stand for)"""
     quantised: Tensors = {}
     plain: Tensors = {}
-    for name, tensor in load_file(plain_dir / "model.safetensors").items():
+    for name, tensor in tensors.items():
         if is_quantised(name):
             quantised[name], quantised[f"{name}_scale_inv"], plain[name] = quantise(tensor, block)
         else:
             quantised[name] = plain[name] = tensor
+    return quantised, plain
+
+
+def write_pair(quantised_dir: Path, plain_dir: Path, block: tuple[int, int]) -> None:
+    """The same model in 8 bits, and as its 8 bits read by hand."""
+    write_checkpoint("deepseek-v3", quantised_dir)
+    write_checkpoint("deepseek-v3", plain_dir)
+    quantised, plain = quantised_and_plain(load_file(plain_dir / "model.safetensors"), block)
     save_file(quantised, quantised_dir / "model.safetensors")
     save_file(plain, plain_dir / "model.safetensors")
     change_config(
@@ -63,11 +66,6 @@ def write_pair(quantised_dir: Path, plain_dir: Path, block: tuple[int, int]) -> 
             "weight_block_size": list(block),
         },
     )
-
-
-def change_config(model_dir: Path, **changes: object) -> None:
-    path = model_dir / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def change_tensors(model_dir: Path, change: Callable[[Tensors], None]) -> None:

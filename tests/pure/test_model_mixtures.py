@@ -15,13 +15,15 @@ from tests.pure.paged_runs import (
 )
 from tests.pure.tiny_checkpoints import MIXTURES, random_tokens, reference_logits, write_checkpoint
 
-from pdserve.model.attention import AttendToLatents, attend_causally
+from pdserve.model.attention import SHORT_CHUNK, AttendToLatents, attend_causally
 from pdserve.model.config import read_config
 from pdserve.model.latent_attention import LatentAttention
 from pdserve.model.weights import load_decoder
 
 MAX_DIFFERENCE = 1e-4
 NUM_TOKENS = 40
+NUM_PROMPT = 20
+"""Before what is decoded; longer than a chunk of guesses."""
 STOPS = {
     "one chunk": [NUM_TOKENS],
     "chunks": [1, 17, 24, NUM_TOKENS],
@@ -109,20 +111,35 @@ def test_logits_in_bfloat16_are_near_those_of_transformers_in_float32(
 
 
 def test_absorbed_and_expanded_attention_agree(written: dict[str, tuple[Path, Any]]) -> None:
-    """The single token that is absorbed, against the last row of a chunk that is expanded."""
+    """The rows of a chunk of guesses, which are absorbed, against those of a chunk that is too long for that."""
     model_dir, _ = written["deepseek-v3-yarn"]
     decoder = load_decoder(model_dir, read_config(model_dir), dtype=torch.float32, device=torch.device("cpu"))
     attention = decoder.decoder_layers()[1].attention
     assert isinstance(attention, LatentAttention)
     latent = attention.latent
     random = torch.Generator().manual_seed(3)
-    q_QND = torch.randn(2, attention.num_heads, latent.plain_dim + latent.rotary_dim, generator=random)
+    q_dim = latent.plain_dim + latent.rotary_dim
+    q_QND = torch.randn(SHORT_CHUNK + 1, attention.num_heads, q_dim, generator=random)
     latents_CL = torch.randn(33, latent.cache_dim, generator=random)
     with torch.inference_mode():
         expanded = attention.attend_one(q_QND, latents_CL)[1:]
         absorbed = attention.attend_one(q_QND[1:], latents_CL)
     assert not torch.equal(absorbed, expanded)
     assert (absorbed - expanded).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v2", "deepseek-v3-yarn"])
+def test_logits_of_guesses_that_are_verified_have_the_bits_of_steps(
+    name: str, written: dict[str, tuple[Path, Any]]
+) -> None:
+    model_dir, _ = written[name]
+    token_ids = random_tokens(9, NUM_PROMPT + 2 * SHORT_CHUNK)
+    steps = [NUM_PROMPT, *range(NUM_PROMPT + 1, len(token_ids) + 1)]
+    paged = Paged.load(model_dir)
+    expected_TV = logits_in_chunks(paged, token_ids, steps)
+    for num_tokens in (2, 5, SHORT_CHUNK):
+        stops = [*range(NUM_PROMPT, len(token_ids), num_tokens), len(token_ids)]
+        assert torch.equal(logits_in_chunks(paged, token_ids, stops), expected_TV)
 
 
 def test_softmax_scale_of_deepseek_v2_follows_its_own_code_where_transformers_forgets_it(tmp_path: Path) -> None:

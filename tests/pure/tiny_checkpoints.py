@@ -1,5 +1,6 @@
 """Seeded checkpoints of a few thousand parameters, written by `transformers`, and what it computes with them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+
+Tensors = dict[str, torch.Tensor]
 
 VOCAB_SIZE = 131
 NUM_LAYERS = 3
@@ -78,7 +82,8 @@ def _deepseek_v2(**changes: Any) -> Any:
 
 
 def _deepseek_v3(**changes: Any) -> Any:
-    fields = _dimensions(**_LATENT, q_lora_rank=28, n_group=4, topk_group=2, routed_scaling_factor=2.5, **changes)
+    routing = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    fields = _dimensions(**{**_LATENT, "q_lora_rank": 28, **routing, **changes})
     return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**fields))
 
 
@@ -115,8 +120,90 @@ OTHERS: dict[str, Callable[[], Any]] = {
 
 def write_checkpoint(name: str, model_dir: Path) -> Any:
     """Saves the checkpoint and returns the model of `transformers`. Biases and norms are random too."""
+    model = _seeded(name, (CHECKPOINTS | MIXTURES | OTHERS)[name])
+    model.save_pretrained(model_dir, safe_serialization=True)
+    return model
+
+
+def write_mtp_checkpoint(model_dir: Path, *, shares_ends: bool = False, **changes: Any) -> Any:
+    """A DeepSeek-V3 checkpoint with an MTP module; returns the module's layer as a model of `transformers`.
+
+    The model takes embeddings and has no norm at its end. The module shares the model's embedding and head, or has its
+    own, as DeepSeek's checkpoint has.
+    """
+    model = _seeded("mtp", lambda: _deepseek_v3(num_hidden_layers=NUM_LAYERS + 1, **changes))
+    model.save_pretrained(model_dir, safe_serialization=True)
+    change_config(model_dir, num_hidden_layers=NUM_LAYERS, num_nextn_predict_layers=1)
+    dim = model.config.hidden_size
+    tensors = {
+        "enorm.weight": 1 + torch.randn(dim) * 0.1,
+        "hnorm.weight": 1 + torch.randn(dim) * 0.1,
+        "eh_proj.weight": torch.randn(dim, 2 * dim) * 0.2,
+        "shared_head.norm.weight": 1 + torch.randn(dim) * 0.1,
+    }
+    if not shares_ends:
+        tensors["embed_tokens.weight"] = torch.randn(VOCAB_SIZE, dim)
+        tensors["shared_head.head.weight"] = torch.randn(VOCAB_SIZE, dim)
+    prefix = f"model.layers.{NUM_LAYERS}."
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, model_dir / "mtp.safetensors")
+    return _last_layers(model, 1)
+
+
+def write_eagle_head(
+    head_dir: Path,
+    *,
+    prefix: str = "",
+    has_bias: bool = False,
+    has_first_norm: bool = False,
+    has_embedding: bool = False,
+    num_layers: int = 1,
+    has_qkv_bias: bool = False,
+) -> Any:
+    """An EAGLE head for the checkpoints of Llama; returns its layers as a model of `transformers`, as above."""
+    create = _qwen2 if has_qkv_bias else lambda: _llama(num_hidden_layers=num_layers)
+    layers = _last_layers(_seeded("eagle", create), num_layers)
+    dim = layers.config.hidden_size
+    tensors = {"fc.weight": torch.randn(dim, 2 * dim) * 0.2}
+    if has_bias:
+        tensors["fc.bias"] = torch.randn(dim)
+    if has_embedding:
+        tensors["embed_tokens.weight"] = torch.randn(VOCAB_SIZE, dim)
+    if not has_first_norm:
+        layers.layers[0].input_layernorm = torch.nn.Identity()
+    tensors |= {name: tensor for name, tensor in layers.state_dict().items() if name.startswith("layers.")}
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, head_dir / "model.safetensors")
+    fields = layers.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": num_layers}
+    if has_qkv_bias:
+        fields |= {"qkv_bias": True}
+    (head_dir / "config.json").write_text(json.dumps(fields))
+    return layers
+
+
+def _last_layers(model: Any, num_layers: int) -> Any:
+    layers = model.model
+    layers.layers = layers.layers[-num_layers:]
+    for layer_index, layer in enumerate(layers.layers):
+        layer.self_attn.layer_idx = layer_index
+    layers.config.num_hidden_layers = num_layers
+    layers.norm = torch.nn.Identity()
+    return layers
+
+
+def change_config(model_dir: Path, **changes: object) -> None:
+    path = model_dir / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def read_tensors(model_dir: Path) -> Tensors:
+    tensors: Tensors = {}
+    for path in model_dir.glob("*.safetensors"):
+        tensors |= load_file(path)
+    return tensors
+
+
+def _seeded(name: str, create: Callable[[], Any]) -> Any:
     torch.manual_seed(sum(name.encode()))  # pyright: ignore[reportUnknownMemberType]
-    model = (CHECKPOINTS | MIXTURES | OTHERS)[name]().float().eval()
+    model = create().float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -124,7 +211,6 @@ def write_checkpoint(name: str, model_dir: Path) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.rand_like(buffer))
-    model.save_pretrained(model_dir, safe_serialization=True)
     return model
 
 
