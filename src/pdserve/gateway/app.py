@@ -8,6 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import AuthenticationError, PdserveError
+from pdserve.gateway.cluster_endpoint import ClusterEndpoint
 from pdserve.gateway.completion_endpoints import CompletionEndpoints
 from pdserve.gateway.errors import failure_of, failure_of_http
 from pdserve.gateway.failures import BUG, RequestFailed
@@ -19,8 +20,7 @@ from pdserve.gateway.status_endpoints import StatusEndpoints
 from pdserve.gateway.token_endpoints import TokenEndpoints
 from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
-from pdserve.wire.channel import accept, authorised
-from pdserve.wire.codec import gateway_codec
+from pdserve.wire.channel import authorised
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """How the paths begin that ask for the API key."""
@@ -46,16 +46,7 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
     status = StatusEndpoints(hub, metrics, clock, model)
-
-    async def cluster(request: web.Request) -> web.StreamResponse:
-        if not authorised(request, settings.cluster_secret):
-            raise AuthenticationError("the cluster secret is missing or wrong")
-        channel = await accept(request, gateway_codec())
-        try:
-            await hub.serve_worker(channel)
-        finally:
-            await channel.close()
-        return channel.response
+    cluster = ClusterEndpoint(hub, secret=settings.cluster_secret)
 
     async def start(app: web.Application) -> None:
         hub.start()
@@ -66,21 +57,25 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     app = web.Application(
         client_max_size=settings.max_body_bytes, middlewares=[_openai_errors, _require_key(settings.api_key)]
     )
-    app.router.add_post("/v1/chat/completions", completions.chat)
-    app.router.add_post("/v1/completions", completions.completion)
-    app.router.add_post("/v1/responses", responses.create)
-    app.router.add_post("/tokenize", tokens.tokenize)
-    app.router.add_post("/detokenize", tokens.detokenize)
-    app.router.add_get("/v1/models", status.models)
-    app.router.add_get("/v1/models/{name:.+}", status.model)
-    app.router.add_get("/health", status.ready)
-    app.router.add_get("/ready", status.ready)
-    app.router.add_get("/live", status.live)
-    app.router.add_get("/metrics", status.metrics)
-    app.router.add_get("/version", status.version)
-    app.router.add_get("/openapi.json", status.openapi)
-    app.router.add_get("/workers", status.workers)
-    app.router.add_get("/cluster", cluster)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", completions.chat),
+            web.post("/v1/completions", completions.completion),
+            web.post("/v1/responses", responses.create),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
+            web.get("/v1/models", status.models),
+            web.get("/v1/models/{name:.+}", status.model),
+            web.get("/health", status.ready),
+            web.get("/ready", status.ready),
+            web.get("/live", status.live),
+            web.get("/metrics", status.metrics),
+            web.get("/version", status.version),
+            web.get("/openapi.json", status.openapi),
+            web.get("/workers", status.workers),
+            web.get("/cluster", cluster.join),
+        ]
+    )
     app.on_startup.append(start)
     app.on_shutdown.append(stop)
     return app

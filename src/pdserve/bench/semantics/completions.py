@@ -67,7 +67,8 @@ def completion_cases(texts: Texts) -> list[Case]:
         *_prompts(texts),
         *_choices(texts),
         *_logprobs(texts),
-        *_structured(texts),
+        *_schemas(),
+        *_guided(),
     ]
 
 
@@ -195,7 +196,7 @@ def _logprobs(texts: Texts) -> list[Case]:
     ]
 
 
-def _structured(texts: Texts) -> list[Case]:
+def _schemas() -> list[Case]:
     prompt = "A sailor, as JSON: "
     schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON_SCHEMA}}
     keys = ("name", "age", "is_sailor")
@@ -214,6 +215,11 @@ def _structured(texts: Texts) -> list[Case]:
             seed=51,
         ),
         _case("guided_json", prompt, text_is_json(keys), guided_json=PERSON_SCHEMA, max_tokens=64),
+    ]
+
+
+def _guided() -> list[Case]:
+    return [
         _case("guided_regex", "The year was ", text_matches("(18|19)[0-9]{2}"), guided_regex="(18|19)[0-9]{2}"),
         _case("guided_choice", "The sea is ", text_matches("calm|rough"), guided_choice=["calm", "rough"]),
         _case(
