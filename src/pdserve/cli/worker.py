@@ -174,7 +174,6 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
     require_cpus(arguments.cpus)
     model_dir, model_name = chosen_model(arguments)
-    speculation = requested_speculation(arguments, Path(model_dir))
     return WorkerSettings(
         name=arguments.name or f"{arguments.role}-{os.uname().nodename}-{os.getpid()}",
         role=Role(arguments.role),
@@ -195,7 +194,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         chunk_tokens=arguments.chunk_tokens,
         saturation_tokens=min(DEFAULT_SATURATION_TOKENS, arguments.chunk_tokens),
         max_running=arguments.max_running,
-        speculation=speculation,
+        speculation=requested_speculation(arguments, Path(model_dir)),
         lease_s=arguments.lease,
         heartbeat_s=arguments.lease / HEARTBEATS_A_LEASE,
         join_timeout_s=arguments.join_timeout,

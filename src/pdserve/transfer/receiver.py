@@ -173,13 +173,7 @@ class Receiver:
         handoff = self._take(request_id, session, dp_rank, num_pages=len(positions), now_ns=now_ns)
         self._fabric.expect(
             handoff.immediate,
-            num_writes(
-                session.sharding,
-                self._sharding,
-                num_held_tokens=0,
-                num_prompt_tokens=len(token_ids),
-                draft_layout=self._draft_layout,
-            ),
+            self._num_writes(session, num_prompt_tokens=len(token_ids)),
             deadline_ns=now_ns + seconds_to_ns(timeout_s),
             record_arrivals=traced,
         )
@@ -292,6 +286,15 @@ class Receiver:
 
     def _is_current(self, peer: Incarnation, message: Addressed) -> bool:
         return message.receiver == self._incarnation and message.sender == peer and self.is_connected(peer)
+
+    def _num_writes(self, session: _Session, *, num_prompt_tokens: int) -> int:
+        return num_writes(
+            session.sharding,
+            self._sharding,
+            num_held_tokens=0,
+            num_prompt_tokens=num_prompt_tokens,
+            draft_layout=self._draft_layout,
+        )
 
     def _take(self, request_id: RequestId, session: _Session, dp_rank: int, *, num_pages: int, now_ns: int) -> _Handoff:
         if not self._immediates.num_free:
