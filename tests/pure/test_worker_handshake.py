@@ -1,5 +1,7 @@
 """What two workers say of themselves when they meet, and what makes one refuse the other."""
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 from tests.pure.decode_side import DECODE, DecodeSide
@@ -46,6 +48,13 @@ def test_hello_of_a_decode_worker_says_its_sharding_and_the_regions_of_all_its_r
 
 def test_hello_of_a_prefill_worker_offers_no_regions() -> None:
     assert hello(PREFILL, SETTINGS, ScriptedFabric()).regions == ()
+
+
+def test_hello_of_a_worker_with_a_drafter_says_the_layout_of_its_cache() -> None:
+    with_drafter = dataclasses.replace(PREFILL, draft_layout=LAYOUT)
+    assert hello(with_drafter, SETTINGS, ScriptedFabric()).draft_layout == LAYOUT
+    refusal = mismatch(with_drafter, ScriptedFabric(), THEIRS)
+    assert refusal is not None and refusal.field == "draft_layout"
 
 
 def test_workers_of_different_numbers_of_ranks_do_not_refuse_each_other() -> None:
