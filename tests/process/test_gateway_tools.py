@@ -98,7 +98,7 @@ async def test_reasoning_is_beside_the_content() -> None:
 
 
 async def test_schema_that_can_not_be_compiled_is_refused_by_its_place() -> None:
-    schema: Any = {"type": "object", "properties": {"age": {"type": "strin"}}}
+    schema: Any = {"type": "object", "properties": {"age": {"type": "text"}}}
     response_format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     async with gateway() as running, joined(running.url, join_message("d0", max_model_len=2000)) as worker:
         with pytest.raises(openai.BadRequestError) as raised:

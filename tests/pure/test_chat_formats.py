@@ -237,7 +237,7 @@ REASONING_CASES: list[tuple[ReasoningStart, str, list[SAID]]] = [
     (ReasoningStart.CHOSEN, "Yes <think>", [("content", "Yes <think>")]),
     (ReasoningStart.OPEN, "\nHm.</think>Yes.\n", [("reasoning", "Hm."), ("content", "Yes.\n")]),
     (ReasoningStart.OPEN, "<think>Hm.</think>Yes.", [("reasoning", "Hm."), ("content", "Yes.")]),
-    (ReasoningStart.OPEN, "Hm </thi", [("reasoning", "Hm </thi")]),
+    (ReasoningStart.OPEN, "Hm </thin", [("reasoning", "Hm </thin")]),
     (ReasoningStart.OPEN, "<th", [("reasoning", "<th")]),
     (ReasoningStart.CLOSED, "<think>", [("content", "<think>")]),
 ]

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.pure.chat_models import DEEPSEEK, LLAMA, MISTRAL, PLAIN, QWEN, ByteTokenizer
 
-from pdserve.errors import InvalidField, RequestError, UnsupportedField
+from pdserve.errors import ConfigError, InvalidField, RequestError, UnsupportedField
 from pdserve.gateway.chat_parser import ChatPiece, ContentPiece, ReasoningPiece, ToolArguments, ToolCallStart
 from pdserve.gateway.formats import deepseek
 from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
@@ -170,6 +170,11 @@ async def test_tools_of_a_model_whose_calls_can_not_be_read_are_refused(template
     assert text_of(await chat(template, tools=[WEATHER], tool_choice="none", **fields))
 
 
+async def test_format_that_goes_with_no_template_without_tools_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="--tool-parser llama3 needs a chat template that has tools"):
+        await chat(PLAIN, tool_parser="llama3")
+
+
 SCHEMA_PARAM = "tools[0].function.parameters"
 
 
@@ -185,7 +190,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(schema={})]}, "tools[0].function.schema"),
     ({"tools": [tool(parameters={"type": "array"})]}, f"{SCHEMA_PARAM}.type"),
     (
-        {"tools": [tool(parameters={"properties": {"a": {"type": "strin"}}})], "tool_choice": "required"},
+        {"tools": [tool(parameters={"properties": {"a": {"type": "text"}}})], "tool_choice": "required"},
         f"{SCHEMA_PARAM}.properties.a.type",
     ),
     ({"tool_choice": "required"}, "tool_choice"),

@@ -109,7 +109,7 @@ def schema_format(schema: object) -> dict[str, object]:
 PLACE = "response_format.json_schema.schema"
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    (schema_format({"properties": {"age": {"type": "strin"}}}), f"{PLACE}.properties.age.type"),
+    (schema_format({"properties": {"age": {"type": "text"}}}), f"{PLACE}.properties.age.type"),
     (schema_format({"type": "array", "items": {"uniqueItems": True}}), f"{PLACE}.items.uniqueItems"),
     (schema_format({"anyOf": [{"type": "null"}, {"type": "string", "pattern": "("}]}), f"{PLACE}.anyOf[1].pattern"),
     (
@@ -128,8 +128,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
     ({"guided_json": "{"}, "guided_json"),
     ({"guided_json": "[1]"}, "guided_json"),
-    ({"guided_json": {"type": "strin"}}, "guided_json.type"),
-    ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json.type"),
+    ({"guided_json": {"type": "text"}}, "guided_json.type"),
+    ({"structured_outputs": {"json": {"type": "text"}}}, "structured_outputs.json.type"),
     ({"guided_regex": "a("}, "guided_regex"),
     ({"guided_regex": "(?=a)a"}, "guided_regex"),
     ({"guided_regex": "((((a{100}){100}){100}){100})"}, "guided_regex"),

@@ -1,5 +1,6 @@
 """From a body to what is dispatched: parsed, checked, tokenized. Nothing here knows workers."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ class PromptReader:
 
     async def completion(self, request: CompletionRequest) -> list[Prompt]:
         self._model.require_named(request.model)
-        structure = request.structure()
+        structure = await asyncio.to_thread(request.structure)
         grammar = None if structure is None else await self._model.compiled(structure)
         prompts = [await self._completion(request, prompt) for prompt in request.prompts]
         return [replace(prompt, grammar=grammar) for prompt in prompts]
@@ -74,7 +75,7 @@ class PromptReader:
     ) -> Prompt:
         """`param` is the field that holds the messages."""
         self._model.require_named(fields.model)
-        structure = fields.structure()
+        structure = await asyncio.to_thread(fields.structure)
         chat = chat_prompt(messages, options, self._model.formats)
         rendered = await self._model.tokenize_chat(chat.conversation, param=param)
         start = chat.reasoning_start(rendered.text)

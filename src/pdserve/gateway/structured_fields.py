@@ -57,7 +57,10 @@ class StructuredFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     structured_outputs: StructuredOutputs | None = None
 
     def structure(self) -> Structure | None:
-        """Raises: `InvalidField` when there are several, or one can't be read."""
+        """Raises: `InvalidField` when there are several, or one can't be read.
+
+        Cost: up to 0.1 s, for a long GBNF grammar.
+        """
         outputs = self.structured_outputs or StructuredOutputs()
         asked = [
             _of_response_format(self.response_format),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from pdserve.errors import ConfigError
 from pdserve.gateway.formats import deepseek, hermes, llama3, reasoning
 from pdserve.gateway.formats.deepseek import DeepSeekFormat
 from pdserve.gateway.formats.hermes import HermesFormat
@@ -34,8 +35,15 @@ def model_formats(
     tool_parser: ToolParserChoice,
     reasoning_parser: ReasoningParserChoice,
 ) -> ModelFormats:
+    """Raises: `ConfigError` when the choices don't go with the template."""
     source = "" if template is None else template.with_tools.source
     variables = frozenset[str]() if template is None else template.variables | template.with_tools.variables
+    without_tools = (ToolParserChoice.AUTO, ToolParserChoice.HERMES, ToolParserChoice.NONE)
+    if "tools" not in variables and tool_parser not in without_tools:
+        raise ConfigError(
+            f"--tool-parser {tool_parser.value} needs a chat template that has tools, and the model's has none; "
+            "leave it out: tools are then described in the format of Hermes"
+        )
     return ModelFormats(
         tools=_tool_format(tool_parser, source, template_has_tools="tools" in variables),
         template_has_tools="tools" in variables,
