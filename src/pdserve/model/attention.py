@@ -20,7 +20,6 @@ from pdserve.model.products import Linear
 from pdserve.model.rope import rotate
 from pdserve.model.weight_rows import Rows, Sources
 
-
 SHORT_CHUNK = MAX_NUM_DRAFT_TOKENS + 1
 """Tokens up to which a chunk may be guesses to verify; such chunks attend as so many chunks of one token would."""
 
@@ -63,18 +62,18 @@ def attend_causally(
 
     num_new, num_cached = len(q_QND), len(k_CHD)
     q_1NQD, k_1NCD, v_1NCD = as_heads(q_QND), as_heads(k_CHD), as_heads(v_CHV)
-    scale = q_QND.shape[2] ** -0.5 if scale is None else scale
+    softmax_scale = q_QND.shape[2] ** -0.5 if scale is None else scale
     if num_new <= SHORT_CHUNK:
         rows: list[torch.Tensor] = []
         for row in range(num_new):
             seen = slice(num_cached - num_new + row + 1)
             row_1N1D = q_1NQD[:, :, row : row + 1]
-            rows.append(_attend(row_1N1D, k_1NCD[:, :, seen], v_1NCD[:, :, seen], scale=scale))
+            rows.append(_attend(row_1N1D, k_1NCD[:, :, seen], v_1NCD[:, :, seen], scale=softmax_scale))
         o_1NQD = torch.cat(rows, dim=2)
     else:
         last_seen_Q = torch.arange(num_cached - num_new, num_cached, device=q_QND.device)
         mask_QC = torch.arange(num_cached, device=q_QND.device)[None, :] <= last_seen_Q[:, None]
-        o_1NQD = _attend(q_1NQD, k_1NCD, v_1NCD, scale=scale, mask_QC=mask_QC)
+        o_1NQD = _attend(q_1NQD, k_1NCD, v_1NCD, scale=softmax_scale, mask_QC=mask_QC)
     return o_1NQD[0, :, :, :value_dim].transpose(0, 1)
 
 

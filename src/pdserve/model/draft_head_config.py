@@ -66,7 +66,7 @@ def _refuse_unsupported(fields: JsonFields) -> None:
             "LlamaForCausalLMEagle"
         )
     if fields.flag("add_para_norm"):
-        raise fields.refusal("add_para_norm (the heads of HASS) is not supported")
+        raise fields.refusal("add_para_norm (norms before the projection) is not supported")
 
 
 def _refuse_pickled(head_dir: Path) -> None:
