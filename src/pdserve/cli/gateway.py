@@ -43,6 +43,11 @@ def add_parser_choices(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def parser_choice_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """What `add_parser_choices` parsed, for another process."""
+    return ("--tool-parser", arguments.tool_parser, "--reasoning-parser", arguments.reasoning_parser)
+
+
 def run(arguments: argparse.Namespace) -> int:
     from pdserve.gateway.process import run_gateway
     from pdserve.gateway.settings import GatewaySettings

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from pdserve.cli.gateway import add_parser_choices, parser_choice_flags
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
@@ -26,6 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--colocated", type=int, metavar="K", help="workers that do both (default: 0)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the gateway (default: 127.0.0.1)")
     parser.add_argument("--port", type=parse_port, default=8000, help="port of the gateway (default: 8000)")
+    add_parser_choices(parser)
     add_parallel_flags(parser)
     add_engine_flags(parser)
     add_speculation_flags(parser)
@@ -48,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         worker_arguments=(*worker_arguments, *speculation_flags(speculation)),
+        gateway_arguments=parser_choice_flags(arguments),
     )
     run_until_signal(lambda stop: _serve(settings, stop))
     return 0

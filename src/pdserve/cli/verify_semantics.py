@@ -15,6 +15,7 @@ from pdserve.bench.semantics.comparison import Difference, differences
 from pdserve.bench.semantics.completions import Texts
 from pdserve.bench.semantics.sender import Sender
 from pdserve.cli.serve import say
+from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment
@@ -34,6 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--model", help="model directory or hub id; default: the default model")
     parser.add_argument("--only", metavar="TEXT", help="only the cases whose names have this text, and their streams")
     add_engine_flags(parser)
+    add_speculation_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,14 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     cases = battery(Texts.of(NATURAL_TEXT.read_text(), Tokenizer.load(source.dir)))
     if arguments.only is not None:
         cases = [case for case in cases if arguments.only in case.name]
+    speculation = requested_speculation(arguments, source.dir)
     colocated, apart = (
         DeploymentSettings(
             model_dir=str(source.dir),
             model_name=source.name,
             places=place_workers(request),
-            worker_arguments=(*engine_flags(arguments), "--threads", "1"),
+            worker_arguments=(*engine_flags(arguments), "--threads", "1", *flags),
         )
-        for request in (_request(num_colocated=1, num_each=0), _request(num_colocated=0, num_each=1))
+        for request, flags in (
+            (_request(num_colocated=1, num_each=0), ()),
+            # Guesses on one side only: they must change nothing.
+            (_request(num_colocated=0, num_each=1), speculation_flags(speculation)),
+        )
     )
     outcomes = {
         "colocated": asyncio.run(_outcomes(colocated, cases, num_at_once=1)),

@@ -34,6 +34,8 @@ class DeploymentSettings:
     """0: any free one."""
     worker_arguments: tuple[str, ...] = ()
     """Flags of `pdserve worker` for every worker."""
+    gateway_arguments: tuple[str, ...] = ()
+    """Flags of `pdserve gateway`."""
     environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
@@ -134,7 +136,7 @@ class LocalDeployment:
         cpus = sorted({cpu for place in settings.places if place.role is Role.PREFILL for cpu in place.cpus})
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
         pinning = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
-        return ("gateway", *model, "--host", settings.host, "--port", str(port), *pinning)
+        return ("gateway", *model, "--host", settings.host, "--port", str(port), *pinning, *settings.gateway_arguments)
 
     def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
         settings = self._settings
