@@ -178,7 +178,7 @@ class Registry:
         if others and join.model_fingerprint != self._fingerprint:
             return (
                 f"the other workers' model has the fingerprint {self._fingerprint!r}, this worker's has "
-                f"{join.model_fingerprint!r}: their weights or configuration differ"
+                f"{join.model_fingerprint!r}: their weights, configuration or --speculate differ"
             )
         if len(others) >= self._max_workers:
             return f"the gateway already has {len(others)} workers, the most it takes"

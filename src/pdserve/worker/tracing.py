@@ -36,11 +36,14 @@ def trace_pass(traces: TraceBook, core: RankCore, batch: Batch, result: BatchRes
 
 
 def trace_pushes(traces: TraceBook, pushed: Iterable[PushedLayers]) -> None:
-    """Layers as they were computed, and their writes from the first posted to the last completed."""
+    """Layers as they were computed, and their writes from the first posted to the last completed.
+
+    A drafter's layers come after the model's.
+    """
     for push in pushed:
         request_id = push.grant.request_id
         for layer_index, layer in enumerate(push.layers):
-            name = "tail" if push.is_tail else f"layer {layer_index}"
+            name = "tail" if push.is_tail else f"layer {push.first_layer + layer_index}"
             if layer.posted_ns == 0:
                 continue
             traces.add(

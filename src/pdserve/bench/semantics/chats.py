@@ -71,6 +71,7 @@ def _conversations(texts: Texts) -> list[Case]:
         _case("system message", [system, {"role": "user", "content": _QUESTION}]),
         _case("developer message", [{**system, "role": "developer"}, {"role": "user", "content": _QUESTION}]),
         _case("several turns", [system, *turns], max_tokens=24),
+        _case("template variables, reasoning", _QUESTION, chat_template_kwargs={}, include_reasoning=True),
         _case("parts of text", [{"role": "user", "content": parts}]),
         _case("a long message", texts.long + "\n\nSum this up.", max_tokens=24),
         _case("max_completion_tokens wins", _QUESTION, num_tokens_is(5), max_completion_tokens=5),
@@ -166,6 +167,15 @@ def _tools() -> list[Case]:
             max_tokens=96,
             temperature=1.0,
             seed=121,
+        ),
+        _case(
+            "tools, one call",
+            question,
+            either,
+            tools=tools,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=96,
         ),
         _case("tool results", told, tools=tools, max_tokens=24),
     ]

@@ -16,6 +16,7 @@ def response_cases(texts: Texts) -> list[Case]:
         _response("messages, instructions", messages, instructions="You are a sailor."),
         _response("to the end", "Say yes.", _is_completed, max_output_tokens=200),
         _response("a long text", texts.long),
+        _response("metadata, top_p", _QUESTION, metadata={"ship": "Marlow"}, top_p=0.9),
         _response("logprobs", _QUESTION, include=["message.output_text.logprobs"], top_logprobs=2),
         _response(
             "json_schema", "Describe a sailor.", _is_completed, text={"format": json_format}, max_output_tokens=64

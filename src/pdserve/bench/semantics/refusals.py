@@ -43,6 +43,7 @@ def refusal_cases() -> list[Case]:
             "broken schema", "response_format.json_schema.schema.properties.age.type", response_format=response_format
         ),
         _chat("tool_choice without tools", "tool_choice", tool_choice="required"),
+        _chat("reasoning_effort without reasoning", "reasoning_effort", reasoning_effort="low"),
         _chat("top_logprobs without logprobs", "top_logprobs", top_logprobs=2),
         Case(name="refused: broken JSON", path=CHATS, body=b'{"model": "default", ', status=400),
         Case(name="refused: no object", path=CHATS, body=b"[1, 2]", status=400),
