@@ -90,6 +90,20 @@ def draw_serving() -> None:
     save(figure, "bench-serving.png")
 
 
+def draw_decoding() -> None:
+    rows = [row for row in results("decoding")["rows"] if row["load"] != "guided JSON"]
+    loads = list(dict.fromkeys(row["load"] for row in rows))
+    figure, axes = plt.subplots(figsize=(11, 4.5), dpi=100)
+    series = [
+        (label, [row["tokens_per_s"] for row in rows if row["arm"] == arm], color)
+        for arm, label, color in (("plain", "without guesses", OTHER), ("ngram", "--speculate ngram", OURS))
+    ]
+    bars(axes, [load.replace(", ", "\n") for load in loads], series)
+    axes.set_ylabel("tokens/s of all streams, one core")
+    axes.legend()
+    save(figure, "bench-decoding.png")
+
+
 def bars(axes: Axes, names: list[str], series: list[tuple[str, list[float], str]]) -> None:
     """For each name one bar a series (label, values, color), side by side."""
     width = 0.8 / len(series)
@@ -111,3 +125,4 @@ if __name__ == "__main__":
     draw_transfer()
     draw_pushes()
     draw_serving()
+    draw_decoding()
