@@ -11,7 +11,8 @@ from pdserve.kv.layout import KvLayout
 from pdserve.kv.pages import PagePool
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.destination import Destination, exposures_of
-from pdserve.transfer.receiver import Receiver, ReceiverLimits
+from pdserve.transfer.limits import ReceiverLimits
+from pdserve.transfer.receiver import Receiver
 from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message, RankRegions
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=2, head_dim=2, page_slots=4, dtype="float32")

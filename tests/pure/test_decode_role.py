@@ -8,7 +8,7 @@ from pdserve.decode.request import HandoffOutcome, LocalReason
 from pdserve.ids import RequestId
 from pdserve.sampling import SamplingParams
 from pdserve.telemetry.instants import Instant
-from pdserve.transfer.receiver import ReceiverLimits
+from pdserve.transfer.limits import ReceiverLimits
 from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import FailureKind, PrefillPlace, PrefillTarget
 

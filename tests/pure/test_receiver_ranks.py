@@ -10,7 +10,7 @@ from pdserve.ids import Incarnation
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
-from pdserve.transfer.receiver import ReceiverLimits
+from pdserve.transfer.limits import ReceiverLimits
 
 OTHER = Incarnation(3)
 

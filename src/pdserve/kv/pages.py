@@ -36,6 +36,11 @@ class PagePool:
     def num_free(self) -> int:
         return len(self._free_stack)
 
+    @property
+    def num_owners(self) -> tuple[int, ...]:
+        """Of each page; 0 of a free one."""
+        return tuple(self._num_owners)
+
     def allocate(self, num_pages: int) -> list[PageIndex]:
         """That many pages, now owned by the caller.
 

@@ -6,10 +6,18 @@ its sequence, so that a sequence that can be removed at once has no copy under w
 """
 
 from collections.abc import Iterable
+from enum import Enum
 
 from pdserve.ids import PageIndex, SequenceId
 from pdserve.kv.pages import PagePool
 from pdserve.schedule.batch import PageCopy
+
+
+class CopyPhase(Enum):
+    WAITING = "waiting"
+    """For the first chunk of its sequence."""
+    RUNNING = "running"
+    """In the running batch."""
 
 
 class Copies:
@@ -19,6 +27,12 @@ class Copies:
         self._pool = pool
         self._waiting: dict[SequenceId, PageCopy] = {}
         self._running: list[PageCopy] = []
+
+    @property
+    def held(self) -> tuple[tuple[CopyPhase, PageCopy], ...]:
+        """Each owns its source."""
+        waiting = ((CopyPhase.WAITING, copy) for copy in self._waiting.values())
+        return (*waiting, *((CopyPhase.RUNNING, copy) for copy in self._running))
 
     def add(self, sequence_id: SequenceId, *, source: PageIndex, target: PageIndex) -> None:
         self._pool.share([source])

@@ -31,13 +31,14 @@ from pdserve.errors import CapacityError, ContextOverflow, InternalError
 from pdserve.ids import PageIndex, SequenceId
 from pdserve.kv.pages import PagePool
 from pdserve.schedule.announcements import Announcements
-from pdserve.schedule.batch import Batch, BatchResult, Chunk
+from pdserve.schedule.batch import Batch, BatchResult, Chunk, PageCopy
 from pdserve.schedule.chunk_plan import ChunkPlan
-from pdserve.schedule.copies import Copies
+from pdserve.schedule.copies import Copies, CopyPhase
 from pdserve.schedule.drafts import Drafts
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.matching import require_matching
 from pdserve.schedule.outcome import PromptLogprobs, StepOutcome
+from pdserve.schedule.place import Place, Placed
 from pdserve.schedule.prefill_queue import PrefillQueue
 from pdserve.schedule.sequence import Sequence
 from pdserve.units import div_ceil
@@ -93,6 +94,25 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Prompt tokens still to be computed, of waiting and running sequences."""
         return self._queue.num_tokens
+
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        """Every sequence that it has, once."""
+        running = (
+            Placed(Place.REMOVING if sequence_id in self._removing else Place.RUNNING, sequence)
+            for sequence_id, sequence in self._running.items()
+        )
+        handed_over = (Placed(Place.HANDED_OVER, sequence) for sequence in self._handed_over.values())
+        waiting = (
+            Placed(Place.WAITING if sequence.scheduled_ns is None else Place.PREEMPTED, sequence)
+            for sequence in self._waiting.values()
+        )
+        return (*running, *handed_over, *waiting)
+
+    @property
+    def copies(self) -> tuple[tuple[CopyPhase, PageCopy], ...]:
+        """Each owns its source until it is done."""
+        return self._copies.held
 
     def require_fits(self, sequence: Sequence) -> None:
         """Raises: `ContextOverflow` when the whole pool could not hold the sequence at its longest.

@@ -57,6 +57,10 @@ class Destination:
             self._tail_slots.release(tail_slot)
             raise
 
+    @property
+    def used_tail_slots(self) -> frozenset[TailSlot]:
+        return frozenset(map(TailSlot, self._tail_slots.used))
+
     def release_tail_slot(self, tail_slot: TailSlot) -> None:
         self._tail_slots.release(tail_slot)
 

@@ -22,6 +22,10 @@ class SlotPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def used(self) -> frozenset[int]:
+        return frozenset(self._used)
+
     def allocate(self) -> int:
         """Raises: `CapacityError` when all are in use."""
         if not self._free:
@@ -52,10 +56,13 @@ class ImmediatePool:
     def num_free(self) -> int:
         return self._slots.num_free
 
+    @property
+    def used(self) -> frozenset[Immediate]:
+        return frozenset(self._immediate(slot) for slot in self._slots.used)
+
     def allocate(self) -> Immediate:
         """Raises: `CapacityError` when all are in use."""
-        slot = self._slots.allocate()
-        return Immediate(slot << IMMEDIATE_GENERATION_BITS | self._generations[slot])
+        return self._immediate(self._slots.allocate())
 
     def release(self, immediate: Immediate) -> None:
         """Requires: no write under `immediate` is in flight or will be posted."""
@@ -64,3 +71,6 @@ class ImmediatePool:
             raise InternalError(f"immediate {immediate:#x} is of an old generation")
         self._slots.release(slot)
         self._generations[slot] = (self._generations[slot] + 1) & _GENERATION_MASK
+
+    def _immediate(self, slot: int) -> Immediate:
+        return Immediate(slot << IMMEDIATE_GENERATION_BITS | self._generations[slot])

@@ -14,23 +14,14 @@ from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.transfer.destination import Destination, exposures_of
 from pdserve.transfer.handoff import ReceiverEvent, ReceiverState, advance_receiver
+from pdserve.transfer.holdings import IncomingHandoff, PeerSession
 from pdserve.transfer.identity import Outbox
 from pdserve.transfer.immediates import ImmediatePool
+from pdserve.transfer.limits import ReceiverLimits
 from pdserve.transfer.outcome import HandoffFailed, HandoffLanded, Outcome
 from pdserve.transfer.plan import num_writes, pages_to_write
 from pdserve.units import ns_to_seconds, seconds_to_ns
 from pdserve.wire.peer import Addressed, Cancel, Grant, GrantRefused, HandoffStopped, RankRegions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiverLimits:
-    max_handoffs: int = 1024
-    """Handoffs in any state but CLOSED, for each data parallel rank: bounds its tail slots, and for all ranks together
-    the immediates and the table. So no rank goes without because another holds many."""
-    max_quarantined_share: float = 0.5
-    """Over this share of a rank's pool in quarantine no handoff is opened: the request prefills locally (H2, H6)."""
-    cancel_timeout_s: float = 10.0
-    """A peer that does not confirm a cancel for so long is dropped, which leads to its fence."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,6 +272,29 @@ class Receiver:
             for handoff in self._handoffs.values()
             if handoff.state in unwanted and handoff.dp_rank == dp_rank
         )
+
+    # What is held
+
+    @property
+    def sessions(self) -> tuple[PeerSession, ...]:
+        """Of prefill workers that are connected, or lost and not fenced yet."""
+        return tuple(self._sessions.values())
+
+    @property
+    def handoffs(self) -> tuple[IncomingHandoff, ...]:
+        """Of all data parallel ranks."""
+        return tuple(self._handoffs.values())
+
+    def landed(self, dp_rank: int) -> tuple[HandoffLanded, ...]:
+        """Those that nobody has taken with `take_outcomes`."""
+        return tuple(outcome for outcome in self._outcomes[dp_rank] if isinstance(outcome, HandoffLanded))
+
+    def used_tail_slots(self, dp_rank: int) -> frozenset[TailSlot]:
+        return self._destinations[dp_rank].used_tail_slots
+
+    @property
+    def used_immediates(self) -> frozenset[Immediate]:
+        return self._immediates.used
 
     # Inside
 
