@@ -1,7 +1,8 @@
 """The decode role of one data parallel rank: every request from `Generate` to its one ending (rule H7). Sans-IO."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pdserve.decode.choice import Choice, ChoicePhase
 from pdserve.decode.deltas import split_deltas
@@ -88,6 +89,11 @@ class DecodeRole:
     @property
     def num_pending_tokens(self) -> int:
         return sum(request.num_prompt_tokens for request in self._pending)
+
+    @property
+    def owners(self) -> Mapping[SequenceId, tuple[Request, Choice]]:
+        """Of all choices that wait, or whose sequence the scheduler has; their requests may have ended."""
+        return MappingProxyType(self._by_sequence)
 
     def on_generate(self, generate: Generate, *, now_ns: int) -> None:
         limits = self._limits
