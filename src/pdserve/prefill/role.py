@@ -1,7 +1,8 @@
 """The prefill role of a worker: turns grants into prefill-only sequences and their passes into pushes. Sans-IO."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pdserve.errors import CapacityError, ContextOverflow, FabricError
 from pdserve.fabric.port import FlushEnded, PushEnded
@@ -56,6 +57,20 @@ class PrefillRole:
     def num_open(self) -> int:
         """Handoffs that hold anything here; 0 at idle (rule H7)."""
         return len(self._sequence_ids)
+
+    @property
+    def sequence_ids(self) -> Mapping[HandoffKey, SequenceId]:
+        """Of open handoffs: each is in the scheduler or in `held`."""
+        return MappingProxyType(self._sequence_ids)
+
+    @property
+    def held(self) -> Mapping[HandoffKey, Sequence]:
+        """Sequences that left the schedule and whose pages may still be read by writes."""
+        return MappingProxyType(self._held)
+
+    @property
+    def used_tail_slots(self) -> frozenset[TailSlot]:
+        return frozenset(map(TailSlot, self._tail_slots.used))
 
     def on_grant(self, peer: Incarnation, grant: Grant, *, now_ns: int) -> None:
         """Admit a grant, or refuse it with a time to come back. Raises: `RemoteProtocolError` when it is malformed."""

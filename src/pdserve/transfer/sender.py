@@ -25,19 +25,15 @@ from pdserve.ids import HandoffId, Incarnation, TailSlot, WorkerId
 from pdserve.layer_counter import first_tick, ticks_per_pass
 from pdserve.transfer.grant import contradiction
 from pdserve.transfer.handoff import SenderEvent, SenderState, advance_sender
+from pdserve.transfer.holdings import OutgoingHandoff, PeerSession
 from pdserve.transfer.identity import Outbox
+from pdserve.transfer.limits import FLUSH_TIMEOUT_S, MAX_FLUSHES
 from pdserve.transfer.plan import RankPair, draft_pages_completed, pages_completed, rank_pairs
 from pdserve.transfer.pushed import PushedLayers, pushed_layers
 from pdserve.transfer.source import Source
 from pdserve.transfer.target import Target, attach_targets
 from pdserve.units import seconds_to_ns
 from pdserve.wire.peer import Addressed, Grant, HandoffStopped, PeerHello
-
-FLUSH_TIMEOUT_S = 5.0
-"""A delivery-complete write on a healthy link takes under 1 ms; a peer that can't give one in this time is dropped."""
-
-MAX_FLUSHES = 4096
-"""Under way at a time, of all peers: more than the handoffs that they can have open (H6)."""
 
 HandoffKey = tuple[Incarnation, HandoffId]
 
@@ -262,6 +258,16 @@ class Sender:
     @property
     def num_open(self) -> int:
         return len(self._handoffs)
+
+    @property
+    def sessions(self) -> tuple[PeerSession, ...]:
+        """Of decode workers that are connected."""
+        return tuple(self._sessions.values())
+
+    @property
+    def handoffs(self) -> tuple[OutgoingHandoff, ...]:
+        """Also those of peers that are lost."""
+        return tuple(self._handoffs.values())
 
     # Inside
 
