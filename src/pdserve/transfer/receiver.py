@@ -285,9 +285,9 @@ class Receiver:
         """Of all data parallel ranks."""
         return tuple(self._handoffs.values())
 
-    def landed(self, dp_rank: int) -> tuple[HandoffLanded, ...]:
-        """Those that nobody has taken with `take_outcomes`."""
-        return tuple(outcome for outcome in self._outcomes[dp_rank] if isinstance(outcome, HandoffLanded))
+    def untaken(self, dp_rank: int) -> tuple[Outcome, ...]:
+        """What the next `take_outcomes` gives: what landed has its pages and its tail slot."""
+        return tuple(self._outcomes[dp_rank])
 
     def used_tail_slots(self, dp_rank: int) -> frozenset[TailSlot]:
         return self._destinations[dp_rank].used_tail_slots
