@@ -10,7 +10,7 @@ Invariants (the state machine test checks them):
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from pdserve.cluster.registry import Registry
 from pdserve.cluster.view import WorkerView
@@ -80,6 +80,19 @@ class Fail:
 Action = Send | Deliver | Restart | Fail
 
 
+class PendingWork(Protocol):
+    """A request that has not ended, as others read it."""
+
+    @property
+    def work(self) -> Work: ...
+    @property
+    def attempt_id(self) -> RequestId: ...
+    @property
+    def worker_id(self) -> WorkerId: ...
+    @property
+    def dp_rank(self) -> int: ...
+
+
 @dataclass(slots=True)
 class _Pending:
     work: Work
@@ -112,6 +125,10 @@ class Dispatcher:
     @property
     def num_pending(self) -> int:
         return len(self._by_request)
+
+    @property
+    def pending(self) -> tuple[PendingWork, ...]:
+        return tuple(self._by_request.values())
 
     def submit(self, work: Work, now_ns: int) -> list[Action]:
         """Raises: `RequestFailed` when the table is full or no worker can take it; nothing is pending then."""

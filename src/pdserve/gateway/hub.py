@@ -5,8 +5,9 @@ import contextlib
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import assert_never
 
 from pdserve.clock import Clock
@@ -14,8 +15,19 @@ from pdserve.cluster.registry import Joined, LeaveReason, Left, Refused, Registr
 from pdserve.cluster.view import ClusterView
 from pdserve.config.role import Role
 from pdserve.errors import PeerLost, RemoteProtocolError
-from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, Restart, Send, Work, prefill_target
+from pdserve.gateway.dispatcher import (
+    Action,
+    Deliver,
+    Dispatcher,
+    Fail,
+    PendingWork,
+    Restart,
+    Send,
+    Work,
+    prefill_target,
+)
 from pdserve.gateway.failures import CLIENT_TOO_SLOW, NO_WORKER, SHUTTING_DOWN, RequestFailed
+from pdserve.gateway.open_requests import OpenRequests
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.token_stream import TokenStream
 from pdserve.ids import Incarnation, RequestId, WorkerId
@@ -77,6 +89,7 @@ class Hub:
         self._dispatcher = Dispatcher(self._registry, max_pending=settings.max_pending)
         self._connections: dict[WorkerId, _Connection] = {}
         self._streams: dict[RequestId, TokenStream] = {}
+        self.open_requests = OpenRequests()
         self._background: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._stopping = False
@@ -90,6 +103,15 @@ class Hub:
     @property
     def fingerprint(self) -> str | None:
         return self._registry.fingerprint
+
+    @property
+    def streams(self) -> Mapping[RequestId, TokenStream]:
+        """By what they were submitted as."""
+        return MappingProxyType(self._streams)
+
+    @property
+    def pending(self) -> tuple[PendingWork, ...]:
+        return self._dispatcher.pending
 
     def require_max_model_len(self) -> int:
         """The context of whoever may get the next request. Raises: `RequestFailed` when there is no decode worker."""

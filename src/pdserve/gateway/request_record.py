@@ -18,6 +18,17 @@ class Outcome(Enum):
     CANCELLED = "cancelled"
 
 
+class RequestPhase(Enum):
+    READING = "reading"
+    """Its body is read, checked and tokenized."""
+    DISPATCHING = "dispatching"
+    WAITING = "waiting"
+    """Workers have it; the client has nothing yet."""
+    ANSWERING = "answering"
+    ENDED = "ended"
+    """The last bytes are on their way."""
+
+
 @dataclass(slots=True)
 class _Choice:
     first_delta_ns: int | None = None
@@ -43,6 +54,21 @@ class RequestRecord:
     @property
     def num_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices.values())
+
+    @property
+    def received_ns(self) -> int:
+        return self._instants.times_ns[Instant.RECEIVED]
+
+    @property
+    def phase(self) -> RequestPhase:
+        if self.outcome is not Outcome.PENDING:
+            return RequestPhase.ENDED
+        if self._choices:
+            return RequestPhase.ANSWERING
+        if Instant.DISPATCHED in self._instants.times_ns:
+            return RequestPhase.WAITING
+        is_read = Instant.TOKENIZED in self._instants.times_ns
+        return RequestPhase.DISPATCHING if is_read else RequestPhase.READING
 
     def at(self, instant: Instant) -> None:
         self._instants = self._instants.at(instant, self._clock.now_ns())

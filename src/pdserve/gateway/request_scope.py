@@ -10,6 +10,7 @@ from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.errors import failure_of
 from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.hub import Hub
+from pdserve.gateway.open_requests import OpenRequest
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.token_stream import TokenStream
 from pdserve.ids import RequestId
@@ -20,9 +21,10 @@ _log = logging.getLogger(__name__)
 class Works:
     """What one client's request has given to workers: as many works as it has prompts."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, submitted: list[RequestId]) -> None:
+        """`submitted` is filled with their ids."""
         self._hub = hub
-        self._submitted: list[RequestId] = []
+        self._submitted = submitted
 
     def submit(self, work: Work) -> TokenStream:
         """Raises: `RequestFailed`, and then nothing of this work is pending."""
@@ -38,7 +40,9 @@ class Works:
 @contextmanager
 def request_scope(request_id: RequestId, record: RequestRecord, hub: Hub) -> Generator[Works]:
     """Every way out of here ends the record, and leaves none of its works in the hub (rule H7)."""
-    works = Works(hub)
+    open_request = OpenRequest(request_id=request_id, record=record)
+    works = Works(hub, open_request.work_ids)
+    hub.open_requests.add(open_request)
     try:
         yield works
     except PdserveError as error:
@@ -52,4 +56,5 @@ def request_scope(request_id: RequestId, record: RequestRecord, hub: Hub) -> Gen
         raise
     finally:
         works.release()
+        hub.open_requests.remove(request_id)
         _log.debug("request_ended request_id=%s outcome=%s", request_id, record.outcome)

@@ -18,6 +18,11 @@ class TokenStream:
         self.num_restarts = 0
         """How often everything read so far became void; a reader that keeps deltas compares it."""
 
+    @property
+    def num_deltas(self) -> int:
+        """Not taken yet."""
+        return len(self._deltas)
+
     def wake_with(self, changed: asyncio.Event) -> None:
         """From now on this event is set where there is something to take: one for all streams of one reader."""
         self._changed = changed
