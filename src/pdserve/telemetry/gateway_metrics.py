@@ -1,5 +1,7 @@
 """What a gateway counts. Each metric is defined in `docs/metrics.md`."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pdserve.telemetry.instants import Instant, RequestInstants
@@ -54,6 +56,7 @@ class GatewayMetrics:
             "pdserve:protocol_errors_total", "Connections of workers that broke the protocol."
         )
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
+        self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.workers = WorkerGauges(registry, model_name=model_name)
 
     def observe_finished(
@@ -93,6 +96,11 @@ class GatewayMetrics:
         """Requests pending now, and the retries since the gateway started."""
         self._pending.set(num_pending)
         self._retries.set(num_retries)
+
+    def set_leaked(self, num_leaked: Mapping[str, int]) -> None:
+        """By kind, as of the last audit."""
+        for kind, count in num_leaked.items():
+            self._leaked.labels(kind=kind).set(count)
 
     def exposition(self) -> bytes:
         """Prometheus text format."""

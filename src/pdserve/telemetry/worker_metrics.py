@@ -1,5 +1,7 @@
 """What a worker of any role counts. Each metric is defined in `docs/metrics.md`."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pdserve.telemetry.draft_counters import DraftCounters
@@ -47,6 +49,7 @@ class WorkerMetrics:
         self._quarantined = Gauge(
             "pdserve:quarantined_pages", "Pages a lost peer may still write to.", ranked, registry=registry
         )
+        self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.drafts = DraftCounters(registry)
         stale_messages = Counter(
             "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("sender",), registry=registry
@@ -60,6 +63,11 @@ class WorkerMetrics:
         self._handoffs = Counter(
             "pdserve:handoffs_total", "Handoffs of ended requests.", ("outcome",), registry=registry
         )
+
+    def set_leaked(self, num_leaked: Mapping[str, int]) -> None:
+        """By kind, as of the last audit."""
+        for kind, count in num_leaked.items():
+            self._leaked.labels(kind=kind).set(count)
 
     def observe(self, instants: RequestInstants) -> None:
         """The request has ended in this process; every interval known here is counted."""
