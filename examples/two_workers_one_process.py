@@ -74,7 +74,7 @@ class Engine:
 
     def result(self, batch: Batch) -> BatchResult:
         sampled = tuple(
-            (chunk.sequence_id, self._sum(chunk.page_indices, chunk.stop - 1, LAYOUT.num_layers - 1) % 26)
+            (chunk.sequence_id, (self._sum(chunk.page_indices, chunk.stop - 1, LAYOUT.num_layers - 1) % 26,))
             for chunk in batch.chunks
             if chunk.samples
         )

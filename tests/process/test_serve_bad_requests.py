@@ -37,7 +37,8 @@ async def refused(running: Running, path: str, body: bytes) -> tuple[int, dict[s
         ({"prompt": {"text": "x"}}, "prompt", "invalid_value"),
         ({"prompt": "x", "temprature": 1}, "temprature", "invalid_value"),
         ({"prompt": "x", "logprobs": 6}, "logprobs", "invalid_value"),
-        ({"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+        ({"prompt": "x", "prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),
+        ({"prompt": "x", "suffix": "y"}, "suffix", "unsupported_parameter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,5 +1,7 @@
 """The whole battery: OpenAI's client at a disaggregated server against plain HTTP at a colocated one."""
 
+import asyncio
+
 import pytest
 from tests.process.deployment_under_test import API_KEY, Running
 from tests.process.openai_battery import fits_client, send_all
@@ -23,7 +25,8 @@ async def test_battery_by_the_openai_client_apart_equals_plain_http_colocated(
     texts = Texts.of(NATURAL_TEXT.read_text(), Tokenizer.load(model.dir))
     cases = [case for case in battery(texts) if fits_client(case)]
     sender = Sender(colocated.session, colocated.url, api_key=API_KEY)
-    expected = await sender.send_all(cases, num_at_once=NUM_AT_ONCE)
-    found = await send_all(apart.client, cases, num_at_once=NUM_AT_ONCE)
+    expected, found = await asyncio.gather(
+        sender.send_all(cases, num_at_once=NUM_AT_ONCE), send_all(apart.client, cases, num_at_once=NUM_AT_ONCE)
+    )
     assert len(cases) >= 60
     assert differences(cases, {"colocated": expected, "apart": found}) == []

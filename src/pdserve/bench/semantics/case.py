@@ -6,6 +6,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
+NUM_TOKENS = 10
+"""Of an answer, where a case does not need more."""
+
 Check = Callable[[Json], str | None]
 """What is wrong with a whole answer, or None."""
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pdserve.bench.semantics.case import Case, Check
+from pdserve.bench.semantics.case import NUM_TOKENS, Case, Check
 from pdserve.bench.semantics.checks import (
     all_of,
     calls_tool,
@@ -54,7 +54,7 @@ def chat_cases(texts: Texts) -> list[Case]:
 
 def _case(name: str, messages: str | list[Any], check: Check | None = None, **fields: Any) -> Case:
     listed = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    body = {"model": "default", "messages": listed, "max_tokens": 16, "temperature": 0, **fields}
+    body = {"model": "default", "messages": listed, "max_tokens": NUM_TOKENS, "temperature": 0, **fields}
     return Case(name=f"chat: {name}", path=PATH, body=body, check=check)
 
 
@@ -67,7 +67,7 @@ def _conversations(texts: Texts) -> list[Case]:
     ]
     parts = [{"type": "text", "text": "Tell me about "}, {"type": "text", "text": "lighthouses."}]
     return [
-        _case("greedy", _QUESTION, num_tokens_is(16)),
+        _case("greedy", _QUESTION, num_tokens_is(NUM_TOKENS)),
         _case("system message", [system, {"role": "user", "content": _QUESTION}]),
         _case("developer message", [{**system, "role": "developer"}, {"role": "user", "content": _QUESTION}]),
         _case("several turns", [system, *turns], max_tokens=24),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pdserve.bench.semantics.case import Case, Check
+from pdserve.bench.semantics.case import NUM_TOKENS, Case, Check
 from pdserve.bench.semantics.checks import (
     all_of,
     ends_by,
@@ -73,14 +73,14 @@ def completion_cases(texts: Texts) -> list[Case]:
 
 
 def _case(name: str, prompt: Any, check: Check | None = None, **fields: Any) -> Case:
-    body = {"model": "default", "prompt": prompt, "max_tokens": 16, "temperature": 0, **fields}
+    body = {"model": "default", "prompt": prompt, "max_tokens": NUM_TOKENS, "temperature": 0, **fields}
     return Case(name=f"completion: {name}", path=PATH, body=body, check=check)
 
 
 def _sampling(texts: Texts) -> list[Case]:
     short, medium = texts.short, texts.medium
     return [
-        _case("greedy", medium, num_tokens_is(16)),
+        _case("greedy", medium, num_tokens_is(NUM_TOKENS)),
         _case("seed", short, temperature=0.9, seed=7),
         _case("large and negative seeds", short, temperature=0.9, seed=-(2**62)),
         _case("top_p", short, temperature=1.1, seed=8, top_p=0.6),
@@ -128,7 +128,7 @@ def _endings(texts: Texts) -> list[Case]:
 def _prompts(texts: Texts) -> list[Case]:
     ids = list(texts.short_ids)
     return [
-        _case("one token of prompt", ids[:1], num_tokens_is(16)),
+        _case("one token of prompt", ids[:1], num_tokens_is(NUM_TOKENS)),
         _case("two tokens of prompt", ids[:2]),
         _case("token ids", ids),
         _case("a list of one", [texts.short]),

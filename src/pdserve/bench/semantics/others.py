@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pdserve.bench.semantics.case import Case, Check, Json
+from pdserve.bench.semantics.case import NUM_TOKENS, Case, Check, Json
 from pdserve.bench.semantics.completions import PERSON_SCHEMA, Texts
 
 _QUESTION = "Why is the sea salty? Answer in one sentence."
@@ -36,7 +36,7 @@ def token_cases(texts: Texts) -> list[Case]:
 
 
 def _response(name: str, asked: str | list[Any], check: Check | None = None, **fields: Any) -> Case:
-    body = {"model": "default", "input": asked, "temperature": 0, "max_output_tokens": 16, **fields}
+    body = {"model": "default", "input": asked, "temperature": 0, "max_output_tokens": NUM_TOKENS, **fields}
     return Case(name=f"responses: {name}", path="/v1/responses", body=body, check=check)
 
 

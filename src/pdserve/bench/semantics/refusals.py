@@ -12,9 +12,6 @@ _TOO_LARGE_BYTES = 9 * 1024 * 1024
 
 
 def refusal_cases() -> list[Case]:
-    broken_schema = {"type": "object", "properties": {"age": {"type": "number of years"}}}
-    response_format = {"type": "json_schema", "json_schema": {"name": "broken", "schema": broken_schema}}
-    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}]}]
     return [
         _completion("empty prompt", "prompt", prompt=""),
         _completion("empty list of prompts", "prompt", prompt=[]),
@@ -36,6 +33,21 @@ def refusal_cases() -> list[Case]:
         _completion("two grammars", None, guided_regex="a", guided_choice=["b"]),
         _completion("broken regular expression", None, guided_regex="(("),
         _completion("suffix", "suffix", suffix="the end"),
+        *_chats(),
+        Case(name="refused: broken JSON", path=CHATS, body=b'{"model": "default", ', status=400),
+        Case(name="refused: no object", path=CHATS, body=b"[1, 2]", status=400),
+        Case(name="refused: no UTF-8", path=COMPLETIONS, body=b'{"model": "\xff"}', status=400),
+        Case(name="refused: body over the limit", path=COMPLETIONS, body=b" " * _TOO_LARGE_BYTES, status=413),
+        Case(name="refused: no such path", path="/v1/nothing", body={}, status=404),
+        Case(name="refused: wrong method", path=COMPLETIONS, body=None, status=405),
+    ]
+
+
+def _chats() -> list[Case]:
+    broken_schema = {"type": "object", "properties": {"age": {"type": "number of years"}}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "broken", "schema": broken_schema}}
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}]}]
+    return [
         _chat("no messages", "messages", messages=[]),
         _chat("unknown role", None, messages=[{"role": "king", "content": "hello"}]),
         _chat("image", "messages[0].content[0].type", messages=image),
@@ -45,12 +57,6 @@ def refusal_cases() -> list[Case]:
         _chat("tool_choice without tools", "tool_choice", tool_choice="required"),
         _chat("reasoning_effort without reasoning", "reasoning_effort", reasoning_effort="low"),
         _chat("top_logprobs without logprobs", "top_logprobs", top_logprobs=2),
-        Case(name="refused: broken JSON", path=CHATS, body=b'{"model": "default", ', status=400),
-        Case(name="refused: no object", path=CHATS, body=b"[1, 2]", status=400),
-        Case(name="refused: no UTF-8", path=COMPLETIONS, body=b'{"model": "\xff"}', status=400),
-        Case(name="refused: body over the limit", path=COMPLETIONS, body=b" " * _TOO_LARGE_BYTES, status=413),
-        Case(name="refused: no such path", path="/v1/nothing", body={}, status=404),
-        Case(name="refused: wrong method", path=COMPLETIONS, body=None, status=405),
     ]
 
 
