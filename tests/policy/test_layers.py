@@ -33,10 +33,16 @@ def contract(contract_id: str) -> dict[str, Any]:
     return next(candidate for candidate in contracts if candidate["id"] == contract_id)
 
 
+def no_logging(configuration: object) -> None:
+    del configuration
+
+
 def test_layer_contracts_over_all_modules_are_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    # Else it silences every logger that there is, for all tests that come after.
+    monkeypatch.setattr("logging.config.dictConfig", no_logging)
     exit_code = cli.lint_imports(no_cache=True)
     if exit_code != cli.EXIT_STATUS_SUCCESS:
         pytest.fail(capsys.readouterr().out, pytrace=False)

@@ -16,7 +16,10 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 NUM_EXAMPLES = 40
 TIMEOUT_S = 150.0
 
-UNDOCUMENTED = {"/health", "/ready", "/live", "/metrics", "/version", "/workers", "/cluster", "/openapi.json"}
+UNDOCUMENTED = {
+    *("/health", "/ready", "/live", "/metrics", "/version", "/workers", "/cluster", "/openapi.json"),
+    "/debug/ledger",
+}
 """For operators and workers, not for clients."""
 
 
