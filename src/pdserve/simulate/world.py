@@ -1,0 +1,201 @@
+"""Workers of both roles, a gateway and its clients on one virtual clock; what a plan says happens to them."""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+from pdserve.clock import VirtualClock
+from pdserve.errors import PdserveError
+from pdserve.fabric.memory import MemoryFaults, MemoryNetwork
+from pdserve.gateway.dispatcher import Work
+from pdserve.ids import Incarnation, RequestId
+from pdserve.sampling import SamplingParams
+from pdserve.simulate.agenda import Agenda
+from pdserve.simulate.breakage import Breakage
+from pdserve.simulate.client import Client
+from pdserve.simulate.connection import ControlNetwork
+from pdserve.simulate.gateway import Gateway
+from pdserve.simulate.journal import Journal
+from pdserve.simulate.plan import Arrival, Plan
+from pdserve.simulate.referee import Referee, RuleBroken
+from pdserve.simulate.worker import Ground, Worker, WorkerShape
+from pdserve.units import NS_PER_S
+
+QUIET_NS = 60 * NS_PER_S
+"""All must have come to its end so long after the last fault: leases, cancels (10 s) and flushes (5 s) one after
+another, some times over."""
+
+LOOK_NS = NS_PER_S // 4
+"""How often it is looked whether all is quiet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: str
+    """What was broken, in a sentence."""
+    about: str
+    """The request it happened to, where there is one."""
+
+
+class World:
+    """Lifetime: until `close`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.draw = random.Random(f"world {plan.seed}")
+        self.journal = Journal()
+        self.clock = VirtualClock(NS_PER_S)
+        self.agenda = Agenda(self.clock)
+        self.control = ControlNetwork(self.agenda, self.draw, self.journal)
+        self.fabrics = MemoryNetwork(plan.seed, self.clock, self.write_faults())
+        self.referee = Referee(self.fabrics.exposures)
+        self._ground = Ground(
+            agenda=self.agenda,
+            control=self.control,
+            fabrics=self.fabrics,
+            referee=self.referee,
+            pump=self._pump,
+        )
+        self._num_incarnations = 0
+        self._dead: list[Worker] = []
+        self.gateway = Gateway(
+            self.agenda, self.control, incarnation=self._new_incarnation(), max_pending=plan.max_pending
+        )
+        self.workers: dict[str, Worker] = {}
+        """By name; a dead one until its successor starts."""
+        for name, shape in plan.workers:
+            self.start(name, shape)
+        self.clients = [self._client(index, arrival) for index, arrival in enumerate(plan.arrivals)]
+        breakage = Breakage(self)
+        for fault in plan.faults:
+            self.agenda.after(fault.at_ns, partial(breakage.begin, fault))
+
+    def write_faults(self, *, slowness: int = 1, failure_probability: float = 0.0) -> MemoryFaults:
+        return MemoryFaults(
+            max_delay_ns=self.plan.max_write_delay_ns * slowness,
+            reorder=self.plan.reorders_writes,
+            write_failure_probability=failure_probability,
+        )
+
+    def run(self) -> Violation | None:
+        """To its quiet end, or the first violation."""
+        try:
+            self._run()
+        except RuleBroken as broken:
+            return Violation(str(broken), broken.about)
+        except (PdserveError, KeyError, ValueError, IndexError, AssertionError) as error:
+            return Violation(f"{type(error).__name__}: {error}", "")
+        return None
+
+    def close(self) -> None:
+        for worker in [*self.workers.values(), *self._dead]:
+            worker.close()
+
+    def names_of(self, request_id: str) -> tuple[str, ...]:
+        """What the journal may call a request: its name, which all its attempts begin with, and its handoffs."""
+        name = request_id.partition(".")[0]
+        grants = self.referee.grants.values()
+        return (name, *(f"handoff_id={grant.handoff_id}," for grant in grants if grant.request_id.startswith(name)))
+
+    # What faults do
+
+    def start(self, name: str, shape: WorkerShape) -> None:
+        """A worker of this name, the first or a successor."""
+        if name in self.workers:
+            self._dead.append(self.workers[name])
+        self.workers[name] = Worker(self._ground, name, self._new_incarnation(), shape)
+
+    def kill(self, worker: Worker) -> None:
+        worker.kill()
+        self.fabrics.kill(worker.fabric)
+        self.referee.died(worker)
+        self.control.lose(worker)
+
+    # Inside
+
+    def _run(self) -> None:
+        last_arrival_ns = max((arrival.at_ns for arrival in self.plan.arrivals), default=0)
+        busy_until_ns = NS_PER_S + max(last_arrival_ns, self.plan.end_of_faults_ns)
+        self._run_until(busy_until_ns)
+        while not self._is_quiet():
+            if self.agenda.now_ns > busy_until_ns + QUIET_NS:
+                self._require_quiet()
+            self._run_until(self.agenda.now_ns + LOOK_NS)
+        self._require_local_losses()
+
+    def _run_until(self, stop_ns: int) -> None:
+        while True:
+            network_ns, agenda_ns = self.fabrics.next_ns(), self.agenda.next_ns
+            is_network = network_ns is not None and (agenda_ns is None or network_ns <= agenda_ns)
+            due_ns = network_ns if is_network else agenda_ns
+            if due_ns is None or due_ns > stop_ns:
+                break
+            self._set_time(due_ns)
+            if is_network:
+                self._pump()
+            else:
+                self.agenda.do_next()
+        self._set_time(stop_ns)
+
+    def _set_time(self, now_ns: int) -> None:
+        self.clock.advance_ns(max(0, now_ns - self.clock.now_ns()))
+        self.journal.now_ns = self.clock.now_ns()
+
+    def _pump(self) -> None:
+        self.fabrics.pump()
+        for worker in self.workers.values():
+            if worker.runs:
+                worker.poll()
+
+    def _new_incarnation(self) -> Incarnation:
+        self._num_incarnations += 1
+        return Incarnation(self._num_incarnations)
+
+    def _client(self, index: int, arrival: Arrival) -> Client:
+        client = Client(
+            Work(
+                request_id=RequestId(f"request-{index:02}"),
+                prompt_token_ids=arrival.prompt,
+                sampling=SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0, ignore_eos=True),
+                deadline_ns=self.agenda.now_ns + arrival.at_ns + arrival.timeout_ns,
+                streams=arrival.streams,
+                num_choices=arrival.num_choices,
+            ),
+        )
+        self.agenda.after(arrival.at_ns, partial(self._arrive, client))
+        if arrival.leaves_after_ns is not None:
+            self.agenda.after(arrival.at_ns + arrival.leaves_after_ns, partial(self._leave, client))
+        return client
+
+    def _arrive(self, client: Client) -> None:
+        self.journal.note("client", f"asks {client.name}")
+        self.gateway.submit(client)
+        if self.gateway.dispatcher.num_pending > self.plan.max_pending:
+            raise RuleBroken(f"H6: {self.gateway.dispatcher.num_pending} requests are pending", about=client.name)
+
+    def _leave(self, client: Client) -> None:
+        self.journal.note("client", f"of {client.name} disconnects")
+        self.gateway.disconnect(client)
+
+    def _leftovers(self) -> list[str]:
+        waiting = [f"{client.name} has no ending" for client in self.clients if not client.endings]
+        if self.gateway.dispatcher.num_pending:
+            waiting.append(f"{self.gateway.dispatcher.num_pending} requests of the gateway")
+        return waiting + [noun for worker in self.workers.values() for noun in self.referee.leftovers(worker)]
+
+    def _require_local_losses(self) -> None:
+        """H10: a request that met no fault is not told that its worker was lost."""
+        touched = self.plan.touched
+        for client in self.clients:
+            if touched is not None and client.was_lost and not client.depends_on & touched:
+                raise RuleBroken(f"H10: {client.name} is told 503 by {client.depends_on}", about=client.name)
+
+    def _is_quiet(self) -> bool:
+        return all(client.endings for client in self.clients) and not self._leftovers()
+
+    def _require_quiet(self) -> None:
+        about = next((client.name for client in self.clients if not client.endings), "")
+        raise RuleBroken(
+            f"H7: {QUIET_NS // NS_PER_S} s after the last fault there is left: {'; '.join(self._leftovers())}",
+            about=about,
+        )
