@@ -10,10 +10,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pdserve.errors import AuthenticationError, InternalError, LocalProtocolError, PeerLost, RemoteProtocolError
+from pdserve.errors import LocalProtocolError, PeerLost, RemoteProtocolError
 from pdserve.ids import Incarnation, RequestId
 from pdserve.sampling import SamplingParams
-from pdserve.wire.channel import MAX_QUEUED_MESSAGES, Channel, accept, authorised, dial
+from pdserve.wire.acceptor import Acceptor
+from pdserve.wire.channel import MAX_QUEUED_MESSAGES, Channel, dial
 from pdserve.wire.cluster import (
     Abort,
     Failed,
@@ -34,20 +35,12 @@ HEARTBEAT = WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),))
 
 
 @asynccontextmanager
-async def served(
-    serve: Callable[[ServerEnd], Awaitable[None]], *, secret: str | None = None
-) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
+async def served(serve: Callable[[ServerEnd], Awaitable[None]]) -> AsyncGenerator[tuple[aiohttp.ClientSession, str]]:
     """A server whose only endpoint accepts a channel and gives it to `serve`; yields a session and the URL."""
+    acceptor = Acceptor(gateway_codec(), secret=None, max_connections=8)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if not authorised(request, secret):
-            raise web.HTTPUnauthorized
-        channel = await accept(request, gateway_codec())
-        try:
-            await serve(channel)
-        finally:
-            await channel.close()
-        return channel.response
+        return await acceptor.accept(request, serve)
 
     app = web.Application()
     app.router.add_get("/channel", handle)
@@ -63,8 +56,8 @@ async def served(
         await runner.cleanup()
 
 
-async def dialled(session: aiohttp.ClientSession, url: str, *, secret: str | None = None) -> ClientEnd:
-    return await dial(session, url, worker_codec(), secret=secret, timeout_s=5.0)
+async def dialled(session: aiohttp.ClientSession, url: str) -> ClientEnd:
+    return await dial(session, url, worker_codec(), secret=None, timeout_s=5.0)
 
 
 async def within(awaitable: Awaitable[object], timeout_s: float = 5.0) -> object:
@@ -242,14 +235,6 @@ async def test_channel_abort_ends_both_ends_at_once() -> None:
         await channel.close()
 
 
-async def test_channel_that_was_dialled_is_no_response() -> None:
-    async with served(read_until_lost) as (session, url):
-        channel = await dialled(session, url)
-        with pytest.raises(InternalError):
-            _ = channel.response
-        await channel.close()
-
-
 async def test_dial_nobody_listening_raises_peer_lost_with_the_url() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -271,15 +256,6 @@ async def test_dial_endpoint_that_is_no_websocket_raises_peer_lost_with_the_stat
     async with served(read_until_lost) as (session, url):
         with pytest.raises(PeerLost, match="404"):
             await dialled(session, url + "/nowhere")
-
-
-@pytest.mark.parametrize("given", [None, "wrong", "geheimn\u00e9"])
-async def test_dial_wrong_secret_raises_authentication_error(given: str | None) -> None:
-    async with served(read_until_lost, secret="right") as (session, url):
-        with pytest.raises(AuthenticationError):
-            await dialled(session, url, secret=given)
-        channel = await dialled(session, url, secret="right")
-        await channel.close()
 
 
 async def test_channel_sockets_do_not_delay_small_messages() -> None:

@@ -1,6 +1,7 @@
 """What two workers say of themselves when they meet, and what makes one refuse the other."""
 
 import dataclasses
+import math
 
 import pytest
 from msgspec.structs import replace
@@ -79,6 +80,9 @@ def test_workers_of_different_numbers_of_ranks_do_not_refuse_each_other() -> Non
             ),
         ),
         (replace(THEIRS, fabric_provider="shm"), ("fabric_provider", "scripted", "shm")),
+        (replace(THEIRS, lease_s=math.nan), ("lease_s", "between 0.2 and 60", "nan")),
+        (replace(THEIRS, lease_s=math.inf), ("lease_s", "between 0.2 and 60", "inf")),
+        (replace(THEIRS, lease_s=-1.0), ("lease_s", "between 0.2 and 60", "-1")),
     ],
 )
 def test_refusal_names_what_differs_with_both_values(theirs: PeerHello, expected: tuple[str, str, str]) -> None:

@@ -2,25 +2,20 @@
 
 from aiohttp import web
 
-from pdserve.errors import AuthenticationError
 from pdserve.gateway.hub import Hub
-from pdserve.wire.channel import accept, authorised
+from pdserve.wire.acceptor import Acceptor
 from pdserve.wire.codec import gateway_codec
+
+MAX_CONNECTIONS = 1024
+"""Of workers, those that have not joined yet included (H6): four times as many as may join by default."""
 
 
 class ClusterEndpoint:
     def __init__(self, hub: Hub, *, secret: str | None) -> None:
         """`secret` is the cluster's; None: anybody may join."""
         self._hub = hub
-        self._secret = secret
+        self._acceptor = Acceptor(gateway_codec(), secret=secret, max_connections=MAX_CONNECTIONS)
 
     async def join(self, request: web.Request) -> web.StreamResponse:
-        """As long as the worker's connection lasts. Raises: `AuthenticationError`."""
-        if not authorised(request, self._secret):
-            raise AuthenticationError("the cluster secret is missing or wrong")
-        channel = await accept(request, gateway_codec())
-        try:
-            await self._hub.serve_worker(channel)
-        finally:
-            await channel.close()
-        return channel.response
+        """As long as the worker's connection lasts. Raises: `web.HTTPException`."""
+        return await self._acceptor.accept(request, self._hub.serve_worker)

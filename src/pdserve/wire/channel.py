@@ -1,5 +1,7 @@
 """One authenticated connection that carries messages both ways between two processes: a WebSocket. See `docs/wire.md`.
 
+This is a connection's life, and the dialling of one; where connections come in is `acceptor.py`.
+
 A channel preserves order and loses nothing while it lives; what was under way when it ends is lost. Liveness is not its
 business: both ends send heartbeats and judge silence themselves.
 """
@@ -15,8 +17,9 @@ from typing import Generic, TypeVar
 import aiohttp
 from aiohttp import web
 
-from pdserve.errors import AuthenticationError, InternalError, PeerLost, RemoteProtocolError
+from pdserve.errors import AuthenticationError, PeerLost, RemoteProtocolError
 from pdserve.units import MIB
+from pdserve.wire.authentication import SUBPROTOCOL, authenticate_dialled
 from pdserve.wire.codec import MAX_MESSAGE_BYTES, Codec
 from pdserve.wire.peer import Message
 
@@ -32,8 +35,8 @@ CLOSE_TIMEOUT_S = 2.0
 SEND_TIMEOUT_S = 30.0
 """A peer that takes nothing for this long is lost."""
 
-# aiohttp refuses messages of `max_msg_size` bytes and more, we refuse those of more than MAX_MESSAGE_BYTES.
-_WEBSOCKET_LIMIT_BYTES = MAX_MESSAGE_BYTES + 1
+WEBSOCKET_LIMIT_BYTES = MAX_MESSAGE_BYTES + 1
+"""aiohttp refuses messages of `max_msg_size` bytes and more, we refuse those of more than `MAX_MESSAGE_BYTES`."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,13 +62,6 @@ class Channel(Generic[T_co]):
         self._wake = asyncio.Event()
         self._closing = False
         self._pump = asyncio.create_task(self._send_outgoing(), name=f"channel {peer}")
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """What the handler of an accepted connection returns. Requires: made by `accept`."""
-        if not isinstance(self._connection, web.WebSocketResponse):
-            raise InternalError(f"the connection to {self.peer} was dialled, it is no response")
-        return self._connection
 
     @property
     def closed(self) -> bool:
@@ -161,36 +157,41 @@ class Channel(Generic[T_co]):
 async def dial(
     session: aiohttp.ClientSession, url: str, codec: Codec[T], *, secret: str | None, timeout_s: float
 ) -> Channel[T]:
-    """A channel to the worker or gateway at `url` (`http://` or `ws://`).
+    """A channel to the worker or gateway at `url` (`http://` or `ws://`), which knows `secret` where there is one.
 
     Raises: `PeerLost` when nobody answers there in time or the answer is no WebSocket, `AuthenticationError` when the
-    secret is refused.
+    secret is refused, or not known there.
     """
-    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     try:
         async with asyncio.timeout(timeout_s):
-            connection = await session.ws_connect(url, headers=headers, max_msg_size=_WEBSOCKET_LIMIT_BYTES, compress=0)
+            return Channel(await _connect(session, url, codec, secret=secret), codec, peer=url)
+    except TimeoutError as error:
+        raise PeerLost(f"{url} did not answer within {timeout_s:g} s", peer=url) from error
     except aiohttp.WSServerHandshakeError as error:
         if error.status == 401:
             raise AuthenticationError(f"{url} refuses our cluster secret; both ends need the same one") from error
         raise PeerLost(f"{url} answers with HTTP status {error.status} instead of a WebSocket", peer=url) from error
-    except TimeoutError as error:
-        raise PeerLost(f"{url} did not answer within {timeout_s:g} s", peer=url) from error
     except (aiohttp.ClientError, OSError) as error:
         raise PeerLost(f"can't reach {url}: {error}", peer=url) from error
-    return Channel(connection, codec, peer=url)
 
 
-async def accept(request: web.Request, codec: Codec[T]) -> Channel[T]:
-    """The server's end of a channel. The handler must not return before the channel is done with.
-
-    Requires: the caller has checked `authorised`. Raises: `web.HTTPException` when the request asks for no WebSocket.
-    """
-    connection = web.WebSocketResponse(
-        max_msg_size=_WEBSOCKET_LIMIT_BYTES, compress=False, timeout=CLOSE_TIMEOUT_S, autoping=True
+async def _connect(
+    session: aiohttp.ClientSession, url: str, codec: Codec[T], *, secret: str | None
+) -> aiohttp.ClientWebSocketResponse:
+    connection = await session.ws_connect(
+        url,
+        protocols=() if secret is None else (SUBPROTOCOL,),
+        max_msg_size=WEBSOCKET_LIMIT_BYTES,
+        compress=0,
+        timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),  # pyright: ignore[reportCallIssue]
     )
-    await connection.prepare(request)
-    return Channel(connection, codec, peer=request.remote or "unknown address")
+    if secret is not None:
+        try:
+            await authenticate_dialled(connection, secret, codec.conversation, url=url)
+        except BaseException:
+            await connection.close()
+            raise
+    return connection
 
 
 def authorised(request: web.BaseRequest, secret: str | None) -> bool:
@@ -198,4 +199,6 @@ def authorised(request: web.BaseRequest, secret: str | None) -> bool:
     if secret is None:
         return True
     given = request.headers.get("Authorization", "")
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {secret}".encode())
+    return hmac.compare_digest(
+        given.encode("utf-8", "surrogateescape"), f"Bearer {secret}".encode("utf-8", "surrogateescape")
+    )

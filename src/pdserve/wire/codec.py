@@ -1,5 +1,6 @@
 """Bytes to messages and back: msgpack, typed, bounded. Nothing is unpickled, no class is chosen by the peer."""
 
+from enum import Enum
 from typing import Generic, TypeVar
 
 import msgspec
@@ -15,10 +16,20 @@ MAX_MESSAGE_BYTES = 8 * MIB
 T = TypeVar("T")
 
 
+class Conversation(Enum):
+    """Between whom a connection is."""
+
+    CLUSTER = "cluster"
+    """A worker and the gateway."""
+    PEER = "peer"
+    """A decode worker and a prefill worker."""
+
+
 class Codec(Generic[T]):
     """Encodes any message, decodes only the union it was made for."""
 
-    def __init__(self, incoming: object) -> None:
+    def __init__(self, incoming: object, conversation: Conversation) -> None:
+        self.conversation = conversation
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)  # pyright: ignore[reportArgumentType]
 
@@ -42,16 +53,16 @@ class Codec(Generic[T]):
 
 
 def decode_side_codec() -> "Codec[PrefillToDecode]":
-    return Codec(PrefillToDecode)
+    return Codec(PrefillToDecode, Conversation.PEER)
 
 
 def prefill_side_codec() -> "Codec[DecodeToPrefill]":
-    return Codec(DecodeToPrefill)
+    return Codec(DecodeToPrefill, Conversation.PEER)
 
 
 def worker_codec() -> "Codec[GatewayToWorker]":
-    return Codec(GatewayToWorker)
+    return Codec(GatewayToWorker, Conversation.CLUSTER)
 
 
 def gateway_codec() -> "Codec[WorkerToGateway]":
-    return Codec(WorkerToGateway)
+    return Codec(WorkerToGateway, Conversation.CLUSTER)

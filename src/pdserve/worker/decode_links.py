@@ -9,7 +9,8 @@ from pdserve.errors import FabricError, PdserveError, RemoteProtocolError
 from pdserve.fabric.port import Fabric
 from pdserve.ids import Incarnation
 from pdserve.transfer.sender import Sender
-from pdserve.wire.channel import Channel, accept, authorised
+from pdserve.wire.acceptor import Acceptor
+from pdserve.wire.channel import Channel
 from pdserve.wire.codec import prefill_side_codec
 from pdserve.wire.peer import Cancel, DecodeToPrefill, Grant, Heartbeat, PeerHello, PeerRefused
 from pdserve.worker.connections import Connections, serve_peer
@@ -34,25 +35,18 @@ class DecodeLinks:
         self._sender = sender
         self._fabric = fabric
         self._connections = connections
-        self._num_open = 0
+        self._acceptor = Acceptor(prefill_side_codec(), secret=settings.secret, max_connections=MAX_PEERS)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        if not authorised(request, self._settings.secret):
-            raise web.HTTPUnauthorized(text="the cluster secret is missing or wrong; set PDSERVE_CLUSTER_SECRET")
-        if self._num_open >= MAX_PEERS:
-            raise web.HTTPServiceUnavailable(text=f"{MAX_PEERS} peers are connected already")
-        channel = await accept(request, prefill_side_codec())
-        self._num_open += 1
-        try:
-            await self._serve(channel)
-        except PdserveError as error:
-            _log.warning("peer_refused peer=%s reason=%r", channel.peer, error.message)
-        finally:
-            self._num_open -= 1
-            await channel.close()
-        return channel.response
+        return await self._acceptor.accept(request, self._serve)
 
     async def _serve(self, channel: Channel[DecodeToPrefill]) -> None:
+        try:
+            await self._serve_peer(channel)
+        except PdserveError as error:
+            _log.warning("peer_refused peer=%s reason=%r", channel.peer, error.message)
+
+    async def _serve_peer(self, channel: Channel[DecodeToPrefill]) -> None:
         core = self._driver.core
         channel.send(hello(core.identity, self._settings, self._fabric))
         theirs = await hear(channel, core.identity, self._fabric, timeout_s=HELLO_TIMEOUT_S)

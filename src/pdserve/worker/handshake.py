@@ -4,6 +4,7 @@ The prefill side speaks first and offers nothing but its description. The decode
 memory keys for this peer and sends them. The prefill side compares too, and answers with a heartbeat or a refusal.
 """
 
+from pdserve.cluster.registry import MAX_LEASE_S, MIN_LEASE_S
 from pdserve.config.worker import WorkerSettings
 from pdserve.errors import HandoffError, LayoutMismatch, RemoteProtocolError
 from pdserve.fabric.port import Fabric
@@ -47,6 +48,8 @@ def mismatch(identity: Identity, fabric: Fabric, theirs: PeerHello) -> PeerRefus
     found = difference(identity, theirs, protocol_version=PROTOCOL_VERSION)
     if found is None and fabric.provider != theirs.fabric_provider:
         found = ("fabric_provider", fabric.provider, theirs.fabric_provider)
+    if found is None and not MIN_LEASE_S <= theirs.lease_s <= MAX_LEASE_S:
+        found = ("lease_s", f"between {MIN_LEASE_S:g} and {MAX_LEASE_S:g}", f"{theirs.lease_s:g}")
     if found is None:
         return None
     field, ours, their_value = found
