@@ -46,7 +46,7 @@ class ByteTokenizer:
         return bytes(token_ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id])
+        return bytes([token_id]) if 0 <= token_id < self.vocab_size else b""
 
     def render_chat(self, conversation: Conversation) -> str:
         if conversation.messages[0]["content"] == "no template":

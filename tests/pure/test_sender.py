@@ -7,7 +7,7 @@ from tests.pure.prefill_side import DECODE, DRAFT_REGION, LAYOUT, PREFILL, TAIL_
 
 from pdserve.errors import CapacityError, InternalError, RemoteProtocolError
 from pdserve.fabric.port import PagePush, PushOutcome, SingleWrite
-from pdserve.ids import HandoffId, Incarnation, TailSlot
+from pdserve.ids import HandoffId, Immediate, Incarnation, TailSlot
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import ticks_per_pass
@@ -29,6 +29,9 @@ def broken_grants(good: Grant) -> dict[str, Grant]:
         "no whole pages of 4": replace(good, num_held_tokens=3),
         "tail slot -1 is outside": replace(good, tail_slot=TailSlot(-1)),
         "tail slot 16384 is outside": replace(good, tail_slot=TailSlot((1 << 20) // TAIL_BYTES)),
+        "immediate -1 has no 32 bits": replace(good, immediate=Immediate(-1)),
+        "immediate 4294967296 has no 32 bits": replace(good, immediate=Immediate(1 << 32)),
+        "token -5 is negative": replace(good, token_ids=(*good.token_ids[:-1], -5)),
         "2 pages do not fit 12 tokens": replace(good, page_indices=good.page_indices[:-1]),
         "4 pages do not fit 12 tokens": replace(good, page_indices=(*good.page_indices, 30)),
         "outside \\[0, 32\\)": replace(good, page_indices=(20, 21, 32)),

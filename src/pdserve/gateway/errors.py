@@ -1,5 +1,6 @@
 """What a client is told when its request fails: the one table from errors to HTTP status and OpenAI error body."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,9 @@ from aiohttp import web
 from pdserve import errors
 from pdserve.gateway.failures import INVALID_REQUEST, OVERLOADED, SERVER_ERROR, Failure
 from pdserve.wire.cluster import Failed, FailureKind
+
+MAX_RETRY_AFTER_S = 3600.0
+"""What a worker asks for beyond this, NaN and infinity too, is told to clients as one hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,15 @@ def failure_of_worker(failed: Failed) -> Failure:
             row = Row(503, SERVER_ERROR, "shutting_down")
         case _:
             assert_never(failed.kind)
-    retry_after_s = failed.retry_after_s if failed.retry_after_s is not None else 1.0
+    retry_after_s = 1.0 if failed.retry_after_s is None else failed.retry_after_s
+    if not math.isfinite(retry_after_s):
+        retry_after_s = MAX_RETRY_AFTER_S
     return Failure(
         status=row.status,
         type=row.type,
         code=row.code,
         message=failed.message,
-        retry_after_s=retry_after_s if row.status in (429, 503) else None,
+        retry_after_s=min(retry_after_s, MAX_RETRY_AFTER_S) if row.status in (429, 503) else None,
     )
 
 

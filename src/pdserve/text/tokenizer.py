@@ -109,7 +109,7 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, perhaps a part of a character; nothing for a token that there is not."""
-        piece = self._core.id_to_token(token_id)
+        piece = self._core.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
         return b"" if piece is None else bytes_of_token(piece, self.decode_verbatim([token_id]))
 
     def render_chat(self, conversation: Conversation) -> str:
