@@ -100,9 +100,22 @@ class Running:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    async def ledger(self, *, worker: str | None = None) -> dict[str, Any]:
+        """`GET /debug/ledger` of a worker or of the gateway."""
+        url = self.url if worker is None else (await self.workers())[worker]["url"]
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        async with self.session.get(f"{url}/debug/ledger", headers=headers) as response:
+            assert response.status == 200
+            return await response.json()
+
     async def until_idle(self) -> None:
-        """Wait until every worker has said that nothing is left of any request (rule H7)."""
+        """Wait until nothing is left of any request, and see that nothing leaked (rule H7)."""
         await until(self._loads, lambda loads: all(map(is_idle, loads)), timeout_s=IDLE_TIMEOUT_S)
+        ledgers = await until(self._ledgers, lambda ledgers: all(map(is_empty, ledgers)), timeout_s=IDLE_TIMEOUT_S)
+        assert [leak for ledger in ledgers for leak in ledger["leaks"]] == []
+
+    async def _ledgers(self) -> list[dict[str, Any]]:
+        return [await self.ledger(), *[await self.ledger(worker=worker) for worker in await self.workers()]]
 
     async def _loads(self) -> list[dict[str, int]]:
         return [load for worker in (await self.workers()).values() for load in worker["ranks"]]
@@ -111,6 +124,11 @@ class Running:
 def is_idle(load: dict[str, int]) -> bool:
     busy = ("num_running", "num_waiting", "num_waiting_tokens", "num_quarantined_pages")
     return load["num_free_pages"] == load["num_pages"] and not any(load[field] for field in busy)
+
+
+def is_empty(ledger: dict[str, Any]) -> bool:
+    """Nobody owns anything: of a worker, no page, slot or immediate; of a gateway, no request."""
+    return not ledger.get("requests") and not any(rank["owners"] for rank in ledger.get("ranks", []))
 
 
 @asynccontextmanager

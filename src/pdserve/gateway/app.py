@@ -8,6 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from pdserve.clock import Clock, SystemClock
 from pdserve.errors import AuthenticationError, PdserveError
+from pdserve.gateway.auditor import Auditor
 from pdserve.gateway.cluster_endpoint import ClusterEndpoint
 from pdserve.gateway.completion_endpoints import CompletionEndpoints
 from pdserve.gateway.errors import failure_of, failure_of_http
@@ -24,6 +25,9 @@ from pdserve.wire.channel import authorised
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """How the paths begin that ask for the API key."""
+
+AUDITOR = web.AppKey("auditor", Auditor)
+"""Of the application, for who wants its ledger without asking over HTTP."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +51,14 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
     status = StatusEndpoints(hub, metrics, clock, model)
     cluster = ClusterEndpoint(hub, secret=settings.cluster_secret)
+    auditor = Auditor(hub, metrics, clock, secret=settings.cluster_secret)
 
     async def start(app: web.Application) -> None:
         hub.start()
+        auditor.start()
 
     async def stop(app: web.Application) -> None:
+        await auditor.stop()
         await hub.stop()
 
     app = web.Application(
@@ -74,8 +81,10 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
             web.get("/openapi.json", status.openapi),
             web.get("/workers", status.workers),
             web.get("/cluster", cluster.join),
+            web.get("/debug/ledger", auditor.show),
         ]
     )
+    app[AUDITOR] = auditor
     app.on_startup.append(start)
     app.on_shutdown.append(stop)
     return app

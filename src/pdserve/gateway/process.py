@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable
 
 from aiohttp import web
 
 from pdserve.errors import ConfigError
-from pdserve.gateway.app import build_app
+from pdserve.gateway.app import AUDITOR, build_app
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.text.tokenizer import Tokenizer
 
@@ -24,13 +25,16 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
     Raises: `ConfigError` when the model directory has no tokenizer or the address can't be listened on.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, settings.model_dir)
+    app = build_app(settings, tokenizer)
     runner = web.AppRunner(
-        build_app(settings, tokenizer),
+        app,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         access_log=None,
     )
     await runner.setup()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, app[AUDITOR].dump)
     try:
         try:
             await web.TCPSite(runner, settings.host, settings.port).start()
@@ -42,6 +46,7 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
         ready()
         await stop.wait()
     finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
         await runner.cleanup()
 
 

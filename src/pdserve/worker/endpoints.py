@@ -8,6 +8,7 @@ from pdserve.ids import RequestId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.wire.channel import authorised
+from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.driver import Driver
 
@@ -23,12 +24,14 @@ class Endpoints:
         metrics: WorkerMetrics,
         traces: TraceBook,
         captures: Captures | None,
+        auditor: Auditor,
     ) -> None:
         self._settings = settings
         self._driver = driver
         self._metrics = metrics
         self._traces = traces
         self._captures = captures
+        self._auditor = auditor
         self.is_ready = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -36,6 +39,7 @@ class Endpoints:
             web.get("/live", self._live),
             web.get("/ready", self._ready),
             web.get("/metrics", self._metrics_text),
+            web.get("/debug/ledger", self._ledger),
             web.get("/debug/trace/{request_id}", self._trace),
         ]
         if self._captures is not None:
@@ -54,6 +58,10 @@ class Endpoints:
         self._require_secret(request)
         self._driver.refresh_metrics()
         return web.Response(body=self._metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def _ledger(self, request: web.Request) -> web.Response:
+        self._require_secret(request)
+        return web.Response(body=msgspec.json.encode(self._auditor.ledger()), content_type="application/json")
 
     async def _trace(self, request: web.Request) -> web.Response:
         self._require_secret(request)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
@@ -29,6 +30,7 @@ from pdserve.text.tokenizer import Tokenizer
 from pdserve.transfer.identity import Identity
 from pdserve.units import div_ceil
 from pdserve.wire.cluster import FailureKind
+from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.connections import Connections
 from pdserve.worker.core import WorkerCore
@@ -168,39 +170,49 @@ class _Worker:
         self._engines = engines
         self._fabric = fabric
         self._on_ready = on_ready
-        info = engines[0].info
-        identity = new_identity(settings, info)
+        identity = new_identity(settings, engines[0].info)
         self._connections = Connections(incarnation=identity.incarnation)
         captures = Captures(engines) if settings.capture_kv else None
-        core = WorkerCore(
-            Surroundings(
-                settings=settings,
-                identity=identity,
-                engine=info,
-                tokenizer=Tokenizer.load(Path(settings.model_dir)),
-                fabric=fabric,
-                regions=regions,
-                outbox=self._connections,
-                drop_peer=self._connections.drop,
-                on_prefilled=captures.capture if captures is not None else None,
-            )
-        )
+        core = WorkerCore(self._surroundings(identity, regions, captures))
         metrics = WorkerMetrics(model_name=settings.model_name)
         traces = TraceBook()
         self._driver = Driver(
             core=core, engines=engines, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
         )
+        self._auditor = Auditor(core=core, clock=SystemClock(), metrics=metrics)
         self._endpoints = Endpoints(
-            settings=settings, driver=self._driver, metrics=metrics, traces=traces, captures=captures
+            settings=settings,
+            driver=self._driver,
+            metrics=metrics,
+            traces=traces,
+            captures=captures,
+            auditor=self._auditor,
+        )
+
+    def _surroundings(
+        self, identity: Identity, regions: tuple[EngineRegions, ...], captures: Captures | None
+    ) -> Surroundings:
+        return Surroundings(
+            settings=self._settings,
+            identity=identity,
+            engine=self._engines[0].info,
+            tokenizer=Tokenizer.load(Path(self._settings.model_dir)),
+            fabric=self._fabric,
+            regions=regions,
+            outbox=self._connections,
+            drop_peer=self._connections.drop,
+            on_prefilled=captures.capture if captures is not None else None,
         )
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._fabric.fileno(), self._driver.on_fabric_readable)
+        loop.add_signal_handler(signal.SIGUSR1, self._auditor.dump)
         try:
             async with self._serve_http() as url, aiohttp.ClientSession() as session:
                 await self._run_tasks(url, session, stop)
         finally:
+            loop.remove_signal_handler(signal.SIGUSR1)
             loop.remove_reader(self._fabric.fileno())
 
     async def _run_tasks(self, url: str, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
@@ -218,7 +230,8 @@ class _Worker:
         stopping = asyncio.create_task(stop.wait())
         passes = {asyncio.create_task(self._driver.run_passes(dp_rank)) for dp_rank in range(len(self._engines))}
         failures = {asyncio.create_task(engine.wait_failed()) for engine in self._engines}
-        tasks = {stopping, *passes, *failures, *map(asyncio.create_task, (self._driver.run_time(), gateway.run()))}
+        services = (self._driver.run_time(), self._auditor.run(), gateway.run())
+        tasks = {stopping, *passes, *failures, *map(asyncio.create_task, services)}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             kind = FailureKind.INTERNAL if done & (passes | failures) else FailureKind.SHUTTING_DOWN
