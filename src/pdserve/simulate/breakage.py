@@ -22,7 +22,10 @@ SLOWNESS = 100
 WRITE_FAILURE_PROBABILITY = 0.2
 MAX_ARMABLE = 6
 MAX_STALE = 8
-"""Messages that a fault of kind STALE sends again."""
+"""Messages that arrive again at a time."""
+
+STALE_AFTER_NS = 20 * NS_PER_MS
+"""By then a successor has usually joined the gateway and met its peers."""
 
 
 class Breakage:
@@ -58,7 +61,7 @@ class Breakage:
             case FaultKind.SHORT:
                 target.fabric.num_armable = world.draw.randint(0, MAX_ARMABLE)
             case FaultKind.STALE:
-                self._send_stale(target)
+                self._send_stale()
             case FaultKind.JUMP:
                 world.clock.advance_ns(fault.duration_ns)
             case _:
@@ -75,7 +78,12 @@ class Breakage:
         if not target.is_alive:
             return
         self._world.kill(target)
-        self._later(fault, lambda: self._world.start(fault.target, target.shape))
+        self._later(fault, lambda: self._succeed(target))
+
+    def _succeed(self, dead: "Worker") -> None:
+        """Start a successor; once it knows the others, it hears what the dead one was told, and they what that said."""
+        self._world.start(dead.name, dead.shape)
+        self._world.agenda.after(STALE_AFTER_NS, self._send_stale)
 
     def _block(self, fault: Fault, source: str, target: str) -> None:
         self._world.control.block(source, target)
@@ -96,10 +104,10 @@ class Breakage:
 
         self._later(fault, usual)
 
-    def _send_stale(self, target: "Worker") -> None:
-        """What was said to a predecessor, or by one, comes over a connection of the successor (H4)."""
-        past = [entry for entry in self._world.control.sent if target.name in entry[:2] and self._is_stale(*entry)]
-        for source, name, message in past[-MAX_STALE:]:
+    def _send_stale(self) -> None:
+        """What was said to a dead worker, or by one, comes over a connection of its successor (H4)."""
+        past = [entry for entry in self._world.control.sent if self._is_stale(*entry)]
+        for source, name, message in self._world.draw.sample(past, min(MAX_STALE, len(past))):
             self._world.journal.note(source, f"stale, to {name}:", message)
             self._hand_over(source, name, message)
 
