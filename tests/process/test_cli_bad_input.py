@@ -61,6 +61,7 @@ def checkpoint(tmp_path: Path) -> Path:
         ("serve --max-running 300", "--max-running 300 must be below --chunk-tokens 256"),
         ("serve --provider efa", "--provider efa can't be used: .*install the EFA driver"),
         ("serve --port 65536", "'65536' is no port number"),
+        ("serve --drain-timeout -1", "'-1' is no time of 0 or more seconds"),
         ("serve --decode-dp 0", "--prefill-tp, --decode-tp and --decode-dp must be 1 or more"),
         ("serve --prefill-tp 2", "tensor parallel size 2 neither divides 3 KV heads nor is a multiple of them"),
         ("serve --decode-tp 6", "tensor parallel size 6 does not divide the model's 9 attention heads"),

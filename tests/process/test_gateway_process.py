@@ -10,11 +10,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.process.scripted_worker import join_message, joined, silent
+from tests.process.gateway_under_test import until
+from tests.process.scripted_worker import ScriptedWorker, answering, join_message, joined, silent
 
 from pdserve.errors import ConfigError, PeerLost
 from pdserve.gateway.process import run_gateway
 from pdserve.gateway.settings import GatewaySettings
+from pdserve.wire.cluster import Generate
 
 
 @pytest.fixture
@@ -51,8 +53,8 @@ async def running(settings: GatewaySettings) -> AsyncGenerator[tuple[str, asynci
         await asyncio.wait_for(task, 10)
 
 
-def settings_of(model_dir: Path) -> GatewaySettings:
-    return GatewaySettings(model_name="smol", model_dir=model_dir, port=free_port())
+def settings_of(model_dir: Path, *, drain_timeout_s: float = 20.0) -> GatewaySettings:
+    return GatewaySettings(model_name="smol", model_dir=model_dir, port=free_port(), drain_timeout_s=drain_timeout_s)
 
 
 async def test_run_gateway_answers_until_it_is_stopped(model_dir: Path) -> None:
@@ -70,10 +72,44 @@ async def test_run_gateway_answers_until_it_is_stopped(model_dir: Path) -> None:
             await session.get(f"{url}/live")
 
 
-async def test_run_gateway_stopped_with_a_request_pending_answers_it_first(model_dir: Path) -> None:
+async def test_run_gateway_that_drains_finishes_what_runs_and_refuses_the_rest(model_dir: Path) -> None:
+    written = asyncio.Event()
+
+    async def slow(worker: ScriptedWorker, generate: Generate) -> None:
+        await written.wait()
+        await answering(["Hello", " world"])(worker, generate)
+
     async with (
         aiohttp.ClientSession() as session,
         running(settings_of(model_dir)) as (url, stop),
+        joined(url, join_message("d0"), slow) as worker,
+    ):
+
+        async def status(path: str) -> int:
+            async with session.get(url + path) as response:
+                return response.status
+
+        body = {"model": "smol", "prompt": "hello", "stream": True}
+        request = asyncio.create_task(session.post(f"{url}/v1/completions", json=body))
+        await asyncio.wait_for(worker.generates.get(), 5)
+        stop.set()
+        await until(lambda: status("/ready"), lambda answer: answer == 503)
+        assert (await status("/health"), await status("/live"), await status("/workers")) == (503, 200, 200)
+        async with session.post(f"{url}/v1/completions", json=body) as refused:
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            assert (await refused.json())["error"]["code"] == "shutting_down"
+        assert worker.generates.empty()
+        written.set()
+        async with await asyncio.wait_for(request, 5) as response:
+            assert b"[DONE]" in await asyncio.wait_for(response.content.read(), 5)
+        await asyncio.wait_for(worker.disconnected.wait(), 5)
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0.0, 0.1])
+async def test_run_gateway_fails_what_runs_after_the_drain_timeout(model_dir: Path, drain_timeout_s: float) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        running(settings_of(model_dir, drain_timeout_s=drain_timeout_s)) as (url, stop),
         joined(url, join_message("d0"), silent) as worker,
     ):
         body = {"model": "smol", "prompt": "hello"}

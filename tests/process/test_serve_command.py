@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 from tests.process.commands_under_test import START_TIMEOUT_S, Command
 
 from pdserve.launch.deployment import require_free_port
@@ -73,6 +74,36 @@ async def test_serve_shows_progress_answers_its_curl_and_ends_whole_with_ctrl_c(
         assert await command.wait() == 0
         assert (command.descendants(), shared_files_of(pids)) == ([], [])
         assert "stopping" in command.stderr and "Traceback" not in command.stderr
+
+
+@asynccontextmanager
+async def streaming(url: str, *, max_tokens: int) -> AsyncGenerator[aiohttp.StreamReader]:
+    """An answer that has begun."""
+    body = {"model": "default", "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        assert (await response.content.readline()).startswith(b"data: {")
+        yield response.content
+
+
+async def test_serve_told_to_stop_amid_an_answer_finishes_it(tmp_path: Path) -> None:
+    async with served(tmp_path, "--colocated", "1") as (command, url):
+        await command.until_says("ready:", timeout_s=START_TIMEOUT_S)
+        async with streaming(url, max_tokens=60) as answer:
+            command.process.send_signal(signal.SIGINT)
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        assert await command.wait() == 0
+        assert command.descendants() == []
+
+
+async def test_serve_told_to_stop_twice_ends_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path, "--colocated", "1") as (command, url):
+        await command.until_says("ready:", timeout_s=START_TIMEOUT_S)
+        async with streaming(url, max_tokens=1500):
+            command.process.send_signal(signal.SIGINT)
+            await command.until_says("stopping")
+            command.process.send_signal(signal.SIGINT)
+            assert await command.wait() == 130
+            await command.until_gone()
 
 
 async def test_serve_stopped_while_it_starts_ends_whole(tmp_path: Path) -> None:

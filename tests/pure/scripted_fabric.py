@@ -58,6 +58,8 @@ class ScriptedFabric:
     arm_error: FabricError | CapacityError | None = None
     """Raised by the next `arm` calls, except the first `num_armable`."""
     num_armable: int = 0
+    unread: list[FabricEvent] = field(default_factory=list[FabricEvent])
+    """What the next `poll` returns."""
     _num_names: int = 0
 
     # What the test decides
@@ -139,7 +141,8 @@ class ScriptedFabric:
         self.forgotten.append(immediate)
 
     def poll(self) -> list[FabricEvent]:
-        return []
+        events, self.unread = self.unread, []
+        return events
 
     def fileno(self) -> int:
         return -1

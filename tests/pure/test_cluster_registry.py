@@ -193,6 +193,19 @@ def test_registry_heartbeat_tells_how_many_prefill_workers_are_connected() -> No
     assert registry.view.workers[0].num_prefill_peers == 3
 
 
+def test_registry_heartbeat_tells_that_a_worker_drains_and_it_is_given_nothing_new() -> None:
+    registry = new_registry()
+    joined(registry, join_of("d0"))
+    joined(registry, join_of("p0", role=Role.PREFILL))
+    for worker_id in ("d0", "p0"):
+        registry.heartbeat(WorkerId(worker_id), msgspec.structs.replace(beat_of(Load()), draining=True), 1)
+    view = registry.view
+    assert [(worker.worker_id, worker.draining) for worker in view.workers] == [("d0", True), ("p0", True)]
+    assert [*view.decoding(), *view.decoding_ranks(), *view.taking_grants()] == []
+    assert view.max_model_len is None
+    assert [worker.worker_id for worker in view.prefilling()] == ["p0"], "its handoffs need their connections"
+
+
 def test_registry_superseded_incarnations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "MAX_SUPERSEDED", 2)
     registry = new_registry()

@@ -1,5 +1,7 @@
 """Routing: each clause of the definition of load, and that a burst spreads over ranks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,6 +146,33 @@ def test_choose_without_decode_worker_raises_capacity_error() -> None:
 def test_choose_with_every_decode_worker_excluded_says_so() -> None:
     with pytest.raises(CapacityError, match="failed or refused"):
         choose(view_of(worker("d0", Role.DECODE)), num_prompt_tokens=5, excluded_workers={WorkerId("d0")})
+
+
+def draining(worker_view: WorkerView) -> WorkerView:
+    return replace(worker_view, draining=True)
+
+
+def test_choose_leaves_out_what_drains_however_empty_it_is() -> None:
+    busy = Load(num_running=9, num_waiting_tokens=900, num_free_pages=1, num_pages=10)
+    view = view_of(
+        worker("d0", Role.DECODE, busy),
+        draining(worker("d1", Role.DECODE)),
+        draining(worker("d2", Role.BOTH)),
+        worker("p0", Role.PREFILL, busy),
+        draining(worker("p1", Role.PREFILL)),
+    )
+    assert names(choose(view, num_prompt_tokens=50)) == ("d0", "p0")
+
+
+def test_choose_with_every_prefill_worker_draining_lets_the_decode_worker_prefill() -> None:
+    view = view_of(worker("d0", Role.DECODE), draining(worker("p0", Role.PREFILL)))
+    assert names(choose(view, num_prompt_tokens=50)) == ("d0", None)
+
+
+def test_choose_with_every_decode_worker_draining_says_so() -> None:
+    view = view_of(draining(worker("d0", Role.DECODE)), worker("p0", Role.PREFILL))
+    with pytest.raises(CapacityError, match="every decode worker drains"):
+        choose(view, num_prompt_tokens=50)
 
 
 loads = st.builds(

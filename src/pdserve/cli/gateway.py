@@ -5,6 +5,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from pdserve.cli.drain import add_drain_flag
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.model import chosen_model
 from pdserve.cli.subparsers import Subparsers
@@ -22,6 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--port", type=parse_port, default=8000, help="port to listen on (default: 8000)")
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
     add_parser_choices(parser)
+    add_drain_flag(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
@@ -67,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         cluster_secret=environment.cluster_secret(),
         tool_parser=ToolParserChoice(arguments.tool_parser),
         reasoning_parser=ReasoningParserChoice(arguments.reasoning_parser),
+        drain_timeout_s=arguments.drain_timeout,
     )
 
     async def service(stop: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from pdserve.cli.drain import add_drain_flag
 from pdserve.cli.gateway import add_parser_choices, parser_choice_flags
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
@@ -31,6 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_parallel_flags(parser)
     add_engine_flags(parser)
     add_speculation_flags(parser)
+    add_drain_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         worker_arguments=(*worker_arguments, *speculation_flags(speculation)),
         gateway_arguments=parser_choice_flags(arguments),
+        drain_timeout_s=arguments.drain_timeout,
     )
     run_until_signal(lambda stop: _serve(settings, stop))
     return 0

@@ -5,6 +5,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from pdserve.cli.drain import add_drain_flag
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.model import chosen_model
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation
@@ -58,6 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_engine_flags(parser)
     add_speculation_flags(parser)
+    add_drain_flag(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
@@ -170,8 +172,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
     require_engine(arguments, fabric_hosts=fabric_hosts, device=device)
     require_parallel(arguments)
-    if not arguments.join.startswith(("http://", "https://")):
-        raise ConfigError(f"--join {arguments.join} is no URL such as http://10.0.0.1:8000")
+    _require_url(arguments.join)
     require_cpus(arguments.cpus)
     model_dir, model_name = chosen_model(arguments)
     return WorkerSettings(
@@ -198,9 +199,16 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         lease_s=arguments.lease,
         heartbeat_s=arguments.lease / HEARTBEATS_A_LEASE,
         join_timeout_s=arguments.join_timeout,
+        drain_timeout_s=arguments.drain_timeout,
         secret=environment.cluster_secret(),
         capture_kv=arguments.capture_kv,
     )
+
+
+def _require_url(join: str) -> None:
+    """Raises: `ConfigError`."""
+    if not join.startswith(("http://", "https://")):
+        raise ConfigError(f"--join {join} is no URL such as http://10.0.0.1:8000")
 
 
 def require_parallel(arguments: argparse.Namespace) -> None:

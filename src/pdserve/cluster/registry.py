@@ -130,6 +130,7 @@ class Registry:
                 for before, load in zip(worker.ranks, heartbeat.loads, strict=True)
             ),
             num_prefill_peers=heartbeat.num_prefill_peers,
+            draining=heartbeat.draining,
             lease_deadline_ns=now_ns + worker.lease_ns,
         )
         self._refresh()

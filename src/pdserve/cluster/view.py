@@ -52,6 +52,8 @@ class WorkerView:
     lease_deadline_ns: int
     num_prefill_peers: int = 0
     """Prefill workers that it is connected to, as of its last heartbeat."""
+    draining: bool = False
+    """It finishes what it has and is given nothing new; as of its last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +63,28 @@ class ClusterView:
     workers: tuple[WorkerView, ...] = ()
 
     def decoding(self) -> Iterator[WorkerView]:
-        """Workers that can own a request."""
-        return (worker for worker in self.workers if worker.role in (Role.DECODE, Role.BOTH))
+        """Workers that can be given a request."""
+        return (worker for worker in self.workers if worker.role in (Role.DECODE, Role.BOTH) and not worker.draining)
 
     def decoding_ranks(self) -> Iterator[tuple[WorkerView, RankView]]:
-        """All ranks of the workers that can own a request, ascending by worker id, then rank."""
+        """All ranks of the workers that can be given a request, ascending by worker id, then rank."""
         return ((worker, rank) for worker in self.decoding() for rank in worker.ranks)
 
     def prefilling(self) -> Iterator[WorkerView]:
-        """Workers that take grants. One of both roles prefills for itself only."""
+        """Workers that decode workers keep connections to, draining ones too, whose handoffs go on over them.
+
+        One of both roles prefills for itself only.
+        """
         return (worker for worker in self.workers if worker.role is Role.PREFILL)
+
+    def taking_grants(self) -> Iterator[WorkerView]:
+        """Those of `prefilling` that take new grants."""
+        return (worker for worker in self.prefilling() if not worker.draining)
 
     def find(self, worker_id: WorkerId) -> WorkerView | None:
         return next((worker for worker in self.workers if worker.worker_id == worker_id), None)
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest context that every decode worker can take; None without one."""
+        """The longest context that every worker of `decoding` can take; None without one."""
         return min((worker.max_model_len for worker in self.decoding()), default=None)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pdserve.config.device import Device
+from pdserve.config.drain import DEFAULT_DRAIN_TIMEOUT_S
 from pdserve.config.role import Role
 from pdserve.config.speculation import Speculation
 
@@ -71,6 +72,8 @@ class WorkerSettings:
     """Silence for so long is death. By default ten heartbeats: a pinned core may be busy with a pass for a second."""
     heartbeat_s: float = DEFAULT_LEASE_S / HEARTBEATS_A_LEASE
     join_timeout_s: float = 30.0
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
+    """From the signal to stop; what runs still is failed then. 0: at once."""
     secret: str | None = None
     capture_kv: bool = False
     """Keep the KV of the last prompts for `verify-handoff`; costs a copy a request."""

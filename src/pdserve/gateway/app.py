@@ -11,6 +11,7 @@ from pdserve.errors import AuthenticationError, PdserveError
 from pdserve.gateway.auditor import Auditor
 from pdserve.gateway.cluster_endpoint import ClusterEndpoint
 from pdserve.gateway.completion_endpoints import CompletionEndpoints
+from pdserve.gateway.drain import Drain, admit_requests
 from pdserve.gateway.errors import failure_of, failure_of_http
 from pdserve.gateway.failures import BUG, RequestFailed
 from pdserve.gateway.hub import Hub
@@ -32,12 +33,14 @@ AUDITOR = web.AppKey("auditor", Auditor)
 _log = logging.getLogger(__name__)
 
 
-def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: Clock | None = None) -> web.Application:
-    """A gateway without its socket.
+def build_app(
+    settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: Clock | None = None, drain: Drain | None = None
+) -> web.Application:
+    """A gateway without its socket; `drain` is how it is stopped in good order.
 
     Requires: it is served with `handler_cancellation`, which is how a client that leaves is noticed.
     """
-    clock = clock or SystemClock()
+    clock, drain = clock or SystemClock(), drain or Drain()
     metrics = GatewayMetrics(model_name=settings.model_name)
     hub = Hub(settings, metrics, clock)
     model = ServedModel(
@@ -49,7 +52,7 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
     completions = CompletionEndpoints(settings, model, hub, metrics, clock)
     responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
-    status = StatusEndpoints(hub, metrics, clock, model)
+    status = StatusEndpoints(hub, metrics, clock, model, drain)
     cluster = ClusterEndpoint(hub, secret=settings.cluster_secret)
     auditor = Auditor(hub, metrics, clock, secret=settings.cluster_secret)
 
@@ -62,7 +65,8 @@ def build_app(settings: GatewaySettings, tokenizer: GatewayTokenizer, *, clock: 
         await hub.stop()
 
     app = web.Application(
-        client_max_size=settings.max_body_bytes, middlewares=[_openai_errors, _require_key(settings.api_key)]
+        client_max_size=settings.max_body_bytes,
+        middlewares=[_openai_errors, _require_key(settings.api_key), admit_requests(drain)],
     )
     app.add_routes(
         [

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pdserve.errors import ConfigError
 from pdserve.gateway.app import AUDITOR, build_app
+from pdserve.gateway.drain import Drain
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.text.tokenizer import Tokenizer
 
@@ -20,12 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-    """Serve until `stop` is set; `ready` is called once the port listens.
+    """Serve until `stop` is set, and then drain; `ready` is called once the port listens.
 
     Raises: `ConfigError` when the model directory has no tokenizer or the address can't be listened on.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, settings.model_dir)
-    app = build_app(settings, tokenizer)
+    drain = Drain()
+    app = build_app(settings, tokenizer, drain=drain)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -45,9 +47,19 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
         _log.info("gateway_listening host=%s port=%d model=%s", settings.host, settings.port, settings.model_name)
         ready()
         await stop.wait()
+        await _finish(drain, timeout_s=settings.drain_timeout_s)
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
         await runner.cleanup()
+
+
+async def _finish(drain: Drain, *, timeout_s: float) -> None:
+    """Until no request runs, or the time is over."""
+    _log.info("drain_started num_running=%d timeout_s=%g", drain.num_running, timeout_s)
+    try:
+        await drain.run(timeout_s=timeout_s)
+    except TimeoutError:
+        _log.warning("drain_cut num_running=%d timeout_s=%g", drain.num_running, timeout_s)
 
 
 def _reason(error: OSError | OverflowError) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pdserve.config.drain import DEFAULT_DRAIN_TIMEOUT_S
 from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
 from pdserve.units import MIB
 
@@ -36,3 +37,5 @@ class GatewaySettings:
     """For a client to send its body; then 408."""
     write_timeout_s: float = 30.0
     """For a client to take a chunk; then its connection is cut."""
+    drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
+    """From the signal to stop; what runs still is answered with 503 then. 0: at once."""

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from pdserve.clock import Clock
 from pdserve.config.role import Role
+from pdserve.gateway.drain import Drain
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.openapi import openapi_document
 from pdserve.gateway.served_model import DEFAULT_MODEL, ServedModel
@@ -30,16 +31,19 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int
     num_prefill_peers: int
     """Prefill workers that it is connected to; 0 where it needs none."""
+    draining: bool
+    """It finishes what it has, is given nothing new, and will leave."""
     ranks: list[dict[str, int]]
     """Of each data parallel rank, its number and its load."""
 
 
 class StatusEndpoints:
-    def __init__(self, hub: Hub, metrics: GatewayMetrics, clock: Clock, model: ServedModel) -> None:
+    def __init__(self, hub: Hub, metrics: GatewayMetrics, clock: Clock, model: ServedModel, drain: Drain) -> None:
         self._hub = hub
         self._metrics = metrics
         self._clock = clock
         self._served = model
+        self._drain = drain
         self._model_names = (model.name, DEFAULT_MODEL)
         self._created_s = int(time.time())
 
@@ -48,13 +52,15 @@ class StatusEndpoints:
         return _json({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 when a request can be taken: at least one decode worker is there."""
+        """200 when a request can be taken: this gateway does not drain, and a decode worker is there that does not."""
         num_decode = sum(1 for _ in self._hub.view.decoding())
-        num_prefill = sum(1 for _ in self._hub.view.prefilling())
-        status = "ok" if num_decode else "no decode worker has joined"
+        num_prefill = sum(1 for _ in self._hub.view.taking_grants())
+        obstacle = None if num_decode else "no decode worker takes requests"
+        if self._drain.has_begun:
+            obstacle = "draining"
         return _json(
-            {"status": status, "num_decode_workers": num_decode, "num_prefill_workers": num_prefill},
-            status=200 if num_decode else 503,
+            {"status": obstacle or "ok", "num_decode_workers": num_decode, "num_prefill_workers": num_prefill},
+            status=503 if obstacle else 200,
         )
 
     async def models(self, request: web.Request) -> web.Response:
@@ -79,6 +85,7 @@ class StatusEndpoints:
                 lease_left_s=ns_to_seconds(worker.lease_deadline_ns - now_ns),
                 tensor_parallel_size=worker.tensor_parallel_size,
                 num_prefill_peers=worker.num_prefill_peers,
+                draining=worker.draining,
                 ranks=[{"dp_rank": rank.dp_rank, **msgspec.structs.asdict(rank.load)} for rank in worker.ranks],
             )
             for worker in self._hub.view.workers

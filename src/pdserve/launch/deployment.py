@@ -22,6 +22,7 @@ CONNECT_TIMEOUT_S = 30.0
 CONNECT_POLL_S = 0.05
 
 STOP_TIMEOUT_S = 10.0
+"""For a process to end, beyond the time that it has to drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class DeploymentSettings:
     """Flags of `pdserve worker` for every worker."""
     gateway_arguments: tuple[str, ...] = ()
     """Flags of `pdserve gateway`."""
+    drain_timeout_s: float = 0.0
+    """For each process to finish what runs when the deployment stops; 0: none, as fits where nobody waits."""
     environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
@@ -136,7 +139,8 @@ class LocalDeployment:
         cpus = sorted({cpu for place in settings.places if place.role is Role.PREFILL for cpu in place.cpus})
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
         pinning = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
-        return ("gateway", *model, "--host", settings.host, "--port", str(port), *pinning, *settings.gateway_arguments)
+        where = ("--host", settings.host, "--port", str(port), "--drain-timeout", str(settings.drain_timeout_s))
+        return ("gateway", *model, *where, *pinning, *settings.gateway_arguments)
 
     def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
         settings = self._settings
@@ -144,13 +148,15 @@ class LocalDeployment:
         arguments += ["--model-dir", settings.model_dir, "--model-name", settings.model_name]
         arguments += ["--tensor-parallel-size", str(place.tensor_parallel_size)]
         arguments += ["--data-parallel-size", str(place.data_parallel_size)]
+        arguments += ["--drain-timeout", str(settings.drain_timeout_s)]
         if place.cpus:
             arguments += ["--cpus", ",".join(map(str, place.cpus))]
         return (*arguments, *settings.worker_arguments)
 
     async def _stop_all(self) -> None:
-        """Workers first, so that they can say goodbye, then the gateway; each within `STOP_TIMEOUT_S`."""
+        """Workers first, so that they can finish and say goodbye, then the gateway, which has nothing left then."""
         children, self._children = self._children, []
         gateways, workers = children[:1], children[1:]
-        await asyncio.gather(*(worker.stop(timeout_s=STOP_TIMEOUT_S) for worker in workers))
-        await asyncio.gather(*(gateway.stop(timeout_s=STOP_TIMEOUT_S) for gateway in gateways))
+        timeout_s = self._settings.drain_timeout_s + STOP_TIMEOUT_S
+        await asyncio.gather(*(worker.stop(timeout_s=timeout_s) for worker in workers))
+        await asyncio.gather(*(gateway.stop(timeout_s=timeout_s) for gateway in gateways))

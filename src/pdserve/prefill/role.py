@@ -19,6 +19,9 @@ from pdserve.transfer.pushed import PushedLayers
 from pdserve.transfer.sender import HandoffKey, Sender
 from pdserve.wire.peer import Cancel, Grant, GrantRefused
 
+DRAINING_RETRY_AFTER_S = 10.0
+"""A successor, which has another incarnation, may be there after about this."""
+
 
 class PrefillRole:
     """Threads: one. The worker calls `before_pass` and `after_pass` around each pass of the engine.
@@ -52,6 +55,8 @@ class PrefillRole:
         self._pushed: list[PushedLayers] = []
         self._ended: list[tuple[Grant, RequestInstants]] = []
         self.num_refused = 0
+        self.is_draining = False
+        """Refuse every new grant: the worker finishes what it has, and then it stops."""
 
     @property
     def num_open(self) -> int:
@@ -161,6 +166,9 @@ class PrefillRole:
         return ended
 
     def _schedule(self, key: HandoffKey, grant: Grant, *, now_ns: int) -> None:
+        """Raises: `CapacityError`, `ContextOverflow`; nothing is held then."""
+        if self.is_draining:
+            raise CapacityError("this prefill worker drains and will stop", retry_after_s=DRAINING_RETRY_AFTER_S)
         tail_slot = self._tail_slots.allocate()
         sequence = Sequence(
             sequence_id=self._new_sequence_id(),

@@ -43,7 +43,8 @@ def choose(
 ) -> Route:
     """The least loaded rank of all decode workers, and the prefill worker for it; the last ties go to the lower id.
 
-    An excluded worker is neither of the two, with all its ranks; an excluded rank leaves its worker's others.
+    An excluded worker is neither of the two, with all its ranks; an excluded rank leaves its worker's others. One that
+    drains is neither, however little it has to do.
 
     Requires: `num_prompt_tokens >= 1`. The last prompt token is the decode worker's, so a prompt of one token has
     nothing to prefill elsewhere.
@@ -61,7 +62,7 @@ def choose(
     if decode.role is Role.BOTH or num_prompt_tokens <= 1:
         return Route(decode=decode, dp_rank=rank.dp_rank, prefill=None)
     prefill = min(
-        (worker for worker in view.prefilling() if worker.worker_id not in excluded_workers),
+        (worker for worker in view.taking_grants() if worker.worker_id not in excluded_workers),
         key=_prefill_load,
         default=None,
     )
@@ -82,4 +83,6 @@ def _prefill_load(worker: WorkerView) -> tuple[int, int, WorkerId]:
 def _absence(view: ClusterView) -> str:
     if any(True for _ in view.decoding()):
         return "every decode worker has failed or refused this request"
+    if any(worker.draining for worker in view.workers if worker.role is not Role.PREFILL):
+        return "every decode worker drains and will stop; start one with `pdserve worker --role decode --join URL`"
     return "no decode worker has joined; start one with `pdserve worker --role decode --join URL`"

@@ -89,7 +89,7 @@ class Sender:
         self._sessions: dict[Incarnation, _Session] = {}
         self._handoffs: dict[HandoffKey, _Handoff] = {}
         self._by_push: dict[PushId, _Handoff] = {}
-        self._flushes: dict[FlushId, tuple[_Session, HandoffId]] = {}
+        self._flushes: dict[FlushId, tuple[_Session, HandoffId | None]] = {}
         self._push_ids = map(PushId, count(1))
         self._next_flush_id = 1
         self._closed: list[tuple[HandoffKey, Grant]] = []
@@ -227,6 +227,8 @@ class Sender:
 
     def on_flush_ended(self, event: FlushEnded) -> None:
         session, handoff_id = self._flushes.pop(event.flush_id)
+        if handoff_id is None:
+            return
         peer = session.incarnation
         handoff = self._handoffs.get((peer, handoff_id))
         reason = handoff.reason if handoff is not None else "it had been pushed whole"
@@ -241,6 +243,15 @@ class Sender:
             )
         else:
             self._drop_peer(peer, f"the flush of handoff {handoff_id} failed with errno {event.errno}")
+
+    def prove_delivery(self, *, now_ns: int) -> None:
+        """Flush each peer: when `num_flushes` is 0, what was pushed before has landed, or its peer is out of reach."""
+        for session in self._sessions.values():
+            self._flush(session, None, now_ns=now_ns)
+
+    @property
+    def num_flushes(self) -> int:
+        return len(self._flushes)
 
     def take_closed(self) -> list[tuple[HandoffKey, Grant]]:
         closed, self._closed = self._closed, []
@@ -361,7 +372,7 @@ class Sender:
         if self._apply(handoff, SenderEvent.DRAINED) and handoff.state is SenderState.FLUSHING:
             self._flush(handoff.session, handoff.key[1], now_ns=now_ns)
 
-    def _flush(self, session: _Session, handoff_id: HandoffId, *, now_ns: int) -> None:
+    def _flush(self, session: _Session, handoff_id: HandoffId | None, *, now_ns: int) -> None:
         if len(self._flushes) >= MAX_FLUSHES:
             self._drop_peer(session.incarnation, f"{MAX_FLUSHES} flushes are under way: it cancels without end")
             return

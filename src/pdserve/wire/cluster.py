@@ -59,6 +59,8 @@ class WorkerHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=
     """By data parallel rank; as many as at the join."""
     num_prefill_peers: int = 0
     """Prefill workers that a decode worker is connected to."""
+    draining: bool = False
+    """It finishes what it has, takes no request and no grant any more, and will `Leave`."""
 
 
 class GatewayHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

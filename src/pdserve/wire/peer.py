@@ -11,7 +11,7 @@ from pdserve.ids import HandoffId, Immediate, Incarnation, RequestId, TailSlot, 
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):

@@ -37,25 +37,33 @@ class WorkerCore:
             for dp_rank, pool in enumerate(pools)
         )
         self.decodes = tuple(rank.decode for rank in self.ranks if rank.decode is not None)
+        self.is_draining = False
 
     @property
     def prefill(self) -> PrefillRole | None:
         """Of a prefill worker: its one rank's."""
         return self.ranks[0].prefill
 
+    @property
+    def num_open(self) -> int:
+        """Requests and handoffs that have not ended."""
+        num_handoffs = self.prefill.num_open if self.prefill is not None else 0
+        return sum(decode.num_open for decode in self.decodes) + num_handoffs
+
+    def drain(self) -> None:
+        """Refuse new requests and new grants from now on; what is here goes on to its end."""
+        self.is_draining = True
+        if self.prefill is not None:
+            self.prefill.is_draining = True
+
     def on_generate(self, generate: Generate, *, now_ns: int) -> list[Message]:
-        """Give a request to the rank it names; returns the refusal when there is no such rank."""
-        if 0 <= generate.dp_rank < len(self.decodes):
-            self.decodes[generate.dp_rank].on_generate(generate, now_ns=now_ns)
-            return []
-        return [
-            Failed(
-                sender=self.identity.incarnation,
-                request_id=generate.request_id,
-                kind=FailureKind.INTERNAL,
-                message=f"worker {self.identity.worker_id} has no decoding rank {generate.dp_rank}",
-            )
-        ]
+        """Give a request to the rank it names; returns the refusal when there is no such rank, or the worker drains."""
+        if not 0 <= generate.dp_rank < len(self.decodes):
+            return [self._refusal(generate, FailureKind.INTERNAL, f"has no decoding rank {generate.dp_rank}")]
+        if self.is_draining:
+            return [self._refusal(generate, FailureKind.SHUTTING_DOWN, "drains and will stop")]
+        self.decodes[generate.dp_rank].on_generate(generate, now_ns=now_ns)
+        return []
 
     def on_abort(self, request_id: RequestId, *, now_ns: int) -> None:
         for decode in self.decodes:
@@ -116,6 +124,14 @@ class WorkerCore:
     @property
     def num_prefill_peers(self) -> int:
         return self.receiver.num_peers if self.receiver is not None else 0
+
+    def _refusal(self, generate: Generate, kind: FailureKind, what: str) -> Failed:
+        return Failed(
+            sender=self.identity.incarnation,
+            request_id=generate.request_id,
+            kind=kind,
+            message=f"worker {self.identity.worker_id} {what}",
+        )
 
 
 def _sender(around: Surroundings) -> Sender:

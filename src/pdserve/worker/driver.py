@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pdserve.clock import Clock
 from pdserve.engine.port import Engine
 from pdserve.fabric.port import Fabric
+from pdserve.ids import Incarnation
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.wire.cluster import Generate
@@ -42,8 +43,11 @@ class Driver:
         self._metrics = metrics
         self._traces = traces
         self._wakes = tuple(asyncio.Event() for _ in self._engines)
-        self.peers_changed = asyncio.Event()
-        """Set when a peer joined or was lost: the gateway should hear of it before the next heartbeat is due."""
+        self._happened = asyncio.Event()
+        """Set by each event, for `_until`."""
+        self.status_changed = asyncio.Event()
+        """Set when a peer joined or was lost, or the drain began: the gateway should hear of it before the next
+        heartbeat is due."""
         self.num_stale_from_gateway = 0
         """Requests and aborts that were meant for another incarnation of this worker (H4)."""
         self.to_gateway: Callable[[Message], None] | None = None
@@ -56,6 +60,7 @@ class Driver:
         self._flush()
         for wake in self._wakes:
             wake.set()
+        self._happened.set()
 
     def on_generate(self, generate: Generate) -> None:
         with self.event() as now_ns:
@@ -66,6 +71,25 @@ class Driver:
         """The fabric's descriptor is readable."""
         with self.event() as now_ns:
             self.core.on_fabric_events(self._fabric.poll(), now_ns=now_ns)
+
+    def peer_lost(self, peer: Incarnation) -> None:
+        """The connection to a prefill worker ended. What has landed is counted first: one that drains leaves then."""
+        with self.event() as now_ns:
+            self.core.on_fabric_events(self._fabric.poll(), now_ns=now_ns)
+            self.core.peer_lost(peer, now_ns=now_ns)
+        self.status_changed.set()
+
+    async def drain(self) -> None:
+        """Take on nothing new; return when what is here has ended, and what was pushed has landed."""
+        with self.event():
+            self.core.drain()
+        self.status_changed.set()
+        await self._until(lambda: self.core.num_open == 0)
+        sender = self.core.sender
+        if sender is not None:
+            with self.event() as now_ns:
+                sender.prove_delivery(now_ns=now_ns)
+            await self._until(lambda: sender.num_flushes == 0)
 
     async def run_passes(self, dp_rank: int) -> None:
         """Run the passes of one rank as long as there is something to compute.
@@ -117,6 +141,12 @@ class Driver:
             num_stale_immediates=stats.num_stale_immediates,
             num_in_flight=stats.num_in_flight,
         )
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for an event after which it is so."""
+        while not is_so():
+            self._happened.clear()
+            await self._happened.wait()
 
     def _flush(self) -> None:
         for message in self.core.take_messages():

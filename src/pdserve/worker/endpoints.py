@@ -52,6 +52,8 @@ class Endpoints:
     async def _ready(self, request: web.Request) -> web.Response:
         if not self.is_ready:
             return web.Response(status=503, text="not joined to a gateway\n")
+        if self._driver.core.is_draining:
+            return web.Response(status=503, text="draining\n")
         return web.Response(text="ready\n")
 
     async def _metrics_text(self, request: web.Request) -> web.Response:

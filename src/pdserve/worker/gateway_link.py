@@ -134,6 +134,7 @@ class GatewayLink:
         """Serve until the connection ends; then nobody wants the requests that came over it."""
         self._driver.to_gateway = lambda message: self._send(channel, message)
         self._on_joined()
+        self._driver.status_changed.set()
         beats = asyncio.create_task(self._beat(channel))
         try:
             while True:
@@ -149,15 +150,18 @@ class GatewayLink:
             await channel.close()
 
     async def _beat(self, channel: Channel[GatewayToWorker]) -> None:
-        """A heartbeat whenever one is due, and at once when the peers changed."""
-        identity, changed = self._driver.core.identity, self._driver.peers_changed
+        """A heartbeat whenever one is due, and at once when there is news, as after each join."""
+        identity, changed = self._driver.core.identity, self._driver.status_changed
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), self._heartbeat_s)
             changed.clear()
             core = self._driver.core
             beat = WorkerHeartbeat(
-                sender=identity.incarnation, loads=core.loads(), num_prefill_peers=core.num_prefill_peers
+                sender=identity.incarnation,
+                loads=core.loads(),
+                num_prefill_peers=core.num_prefill_peers,
+                draining=core.is_draining,
             )
             self._send(channel, beat)
 

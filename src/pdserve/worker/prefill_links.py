@@ -94,9 +94,7 @@ class PrefillLinks:
             )
         finally:
             self._connections.remove(target.incarnation)
-            with self._driver.event() as now_ns:
-                self._driver.core.peer_lost(target.incarnation, now_ns=now_ns)
-            self._driver.peers_changed.set()
+            self._driver.peer_lost(target.incarnation)
             await channel.close()
 
     async def _shake_hands(self, channel: Channel[PrefillToDecode], target: PrefillTarget) -> PeerHello:
@@ -112,7 +110,7 @@ class PrefillLinks:
             self._receiver.withdraw(regions)
             raise
         with self._driver.event():
-            self._driver.peers_changed.set()
+            self._driver.status_changed.set()
             self._receiver.peer_joined(
                 worker_id=theirs.worker_id, incarnation=theirs.incarnation, sharding=theirs.sharding, regions=regions
             )

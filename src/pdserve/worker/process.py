@@ -5,7 +5,7 @@ import logging
 import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 async def run_worker(settings: WorkerSettings, *, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Serve until `stop` is set; `on_ready` is called once the gateway welcomed the worker.
+    """Serve until `stop` is set, and then drain; `on_ready` is called once the gateway welcomed the worker.
 
     Raises: `ConfigError` when it can't start or join, `InternalError` when the engine dies, `FabricError`.
     """
@@ -216,7 +216,7 @@ class _Worker:
             loop.remove_reader(self._fabric.fileno())
 
     async def _run_tasks(self, url: str, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
-        """Run until `stop` or until a part fails; then end what is open, and everything that runs."""
+        """Run until drained after `stop`, or until a part fails; then end what is open, and everything that runs."""
         links = self._prefill_links(session)
         gateway = GatewayLink(
             settings=self._settings,
@@ -227,7 +227,7 @@ class _Worker:
             session=session,
             on_joined=self._joined,
         )
-        stopping = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(self._drain_after(stop))
         passes = {asyncio.create_task(self._driver.run_passes(dp_rank)) for dp_rank in range(len(self._engines))}
         failures = {asyncio.create_task(engine.wait_failed()) for engine in self._engines}
         services = (self._driver.run_time(), self._auditor.run(), gateway.run())
@@ -245,6 +245,17 @@ class _Worker:
                 await links.close()
         for task in done - {stopping}:
             task.result()
+
+    async def _drain_after(self, stop: asyncio.Event) -> None:
+        """Return after `stop`, when nothing is left here or the drain timeout is over."""
+        await stop.wait()
+        core, timeout_s = self._driver.core, self._settings.drain_timeout_s
+        _log.info("drain_started num_open=%d timeout_s=%g", core.num_open, timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._driver.drain()
+        if core.num_open:
+            _log.warning("drain_cut num_open=%d timeout_s=%g", core.num_open, timeout_s)
 
     def _prefill_links(self, session: aiohttp.ClientSession) -> PrefillLinks | None:
         receiver = self._driver.core.receiver
