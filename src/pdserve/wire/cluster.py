@@ -4,6 +4,7 @@ The worker dials `/cluster` of the gateway and sends `Join`; the gateway answers
 """
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
@@ -12,6 +13,8 @@ from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire.peer import Message
 
+MAX_LOADS = 1024
+"""Data parallel ranks of one worker (`pdserve.cluster.registry.MAX_RANKS`). Each takes 88 bytes for the least one that comes."""
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How full one data parallel rank of a worker is; sent with each heartbeat."""
@@ -38,7 +41,7 @@ class Join(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=T
     lease_s: float
     tensor_parallel_size: int
     """Ranks of each data parallel rank; shown to operators, nothing is decided on it."""
-    loads: tuple[Load, ...]
+    loads: Annotated[tuple[Load, ...], msgspec.Meta(max_length=MAX_LOADS)]
     """By data parallel rank; at least one."""
 
 
@@ -55,7 +58,7 @@ class JoinRefused(Message, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class WorkerHeartbeat(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     sender: Incarnation
-    loads: tuple[Load, ...]
+    loads: Annotated[tuple[Load, ...], msgspec.Meta(max_length=MAX_LOADS)]
     """By data parallel rank; as many as at the join."""
     num_prefill_peers: int = 0
     """Prefill workers that a decode worker is connected to."""
