@@ -14,7 +14,8 @@ from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.wire.peer import Message
 
 MAX_LOADS = 1024
-"""Data parallel ranks of one worker (`pdserve.cluster.registry.MAX_RANKS`). Each takes 88 bytes for the least one that comes."""
+"""Data parallel ranks of one worker. The least load is one byte on the wire and 96 in memory."""
+
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How full one data parallel rank of a worker is; sent with each heartbeat."""
