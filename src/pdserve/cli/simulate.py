@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", type=int, default=100, metavar="N", help="run the seeds 0 to N-1 (default: 100)")
-    which.add_argument("--seed", type=int, metavar="S", help="run this seed alone, and say what happened")
+    which.add_argument("--seed", type=int, metavar="S", help="run this seed alone")
     parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="begin with this seed (default: 0)")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
     parser.add_argument(

@@ -132,7 +132,7 @@ class Breakage:
         num_before = self._num_stale(name)
         if name == GATEWAY:
             member = gateway.members.get(workers[source].core.identity.worker_id)
-            if member is None:
+            if member is None or member.incarnation != workers[source].incarnation:
                 return
             gateway.on_message(member, message)
         elif not workers[name].runs:

@@ -1,7 +1,7 @@
 """What a seed stands for: the circumstances of a world, what its clients ask, and which faults come when."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pdserve.config.role import Role
@@ -16,6 +16,10 @@ MAX_PROMPT_TOKENS = 36
 MAX_ANSWER_TOKENS = 8
 PATIENT_NS = 600 * NS_PER_S
 """The product's own deadline of a request: nothing that waits for it ends in time to be called an ending."""
+
+
+NUM_PROBES = 2
+"""No more than the smallest queue takes."""
 
 
 class FaultKind(Enum):
@@ -79,6 +83,8 @@ class Plan:
     reorders_writes: bool
     arrivals: tuple[Arrival, ...]
     faults: tuple[Fault, ...]
+    probes: tuple[Arrival, ...]
+    """Asked when all is quiet again, and answered then."""
 
     @property
     def touched(self) -> frozenset[str] | None:
@@ -113,6 +119,9 @@ def plan_of(seed: int, *, with_faults: bool) -> Plan:
         max_write_delay_ns=draw.choice([0, 2 * NS_PER_MS, 20 * NS_PER_MS]),
         reorders_writes=draw.random() < 0.7,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.at_ns)),
+        probes=tuple(
+            replace(_arrival(draw, 0), timeout_ns=PATIENT_NS, leaves_after_ns=None) for _ in range(NUM_PROBES)
+        ),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ns)) if with_faults else (),
     )
 

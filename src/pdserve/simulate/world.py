@@ -3,9 +3,10 @@
 import random
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 
 from pdserve.clock import VirtualClock
-from pdserve.errors import PdserveError
 from pdserve.fabric.memory import MemoryFaults, MemoryNetwork
 from pdserve.gateway.dispatcher import Work
 from pdserve.ids import Incarnation, RequestId
@@ -65,7 +66,7 @@ class World:
         """By name; a dead one until its successor starts."""
         for name, shape in plan.workers:
             self.start(name, shape)
-        self.clients = [self._client(index, arrival) for index, arrival in enumerate(plan.arrivals)]
+        self.clients = [self._client(f"request-{index:02}", arrival) for index, arrival in enumerate(plan.arrivals)]
         breakage = Breakage(self)
         for fault in plan.faults:
             self.agenda.after(fault.at_ns, partial(breakage.begin, fault))
@@ -83,8 +84,9 @@ class World:
             self._run()
         except RuleBroken as broken:
             return Violation(str(broken), broken.about)
-        except (PdserveError, KeyError, ValueError, IndexError, AssertionError) as error:
-            return Violation(f"{type(error).__name__}: {error}", "")
+        except Exception as error:  # whatever the code raises here, a worker or the gateway would have died of
+            place = extract_tb(error.__traceback__)[-1]
+            return Violation(f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})", "")
         return None
 
     def close(self) -> None:
@@ -115,13 +117,24 @@ class World:
 
     def _run(self) -> None:
         last_arrival_ns = max((arrival.at_ns for arrival in self.plan.arrivals), default=0)
-        busy_until_ns = NS_PER_S + max(last_arrival_ns, self.plan.end_of_faults_ns)
-        self._run_until(busy_until_ns)
+        self._run_until(NS_PER_S + max(last_arrival_ns, self.plan.end_of_faults_ns))
+        self._come_to_rest()
+        self._require_local_losses()
+        probes = [self._client(f"probe-{index}", probe) for index, probe in enumerate(self.plan.probes)]
+        self.clients += probes
+        self._run_until(self.agenda.now_ns + NS_PER_S)
+        self._come_to_rest()
+        for client in probes:
+            if client.endings != ["answered"]:
+                raise RuleBroken(f"H10: after all faults {client.name} is {client.endings}", about=client.name)
+
+    def _come_to_rest(self) -> None:
+        """No more faults: everything comes to its end by itself, in bounded time (H6)."""
+        stop_ns = self.agenda.now_ns + QUIET_NS
         while not self._is_quiet():
-            if self.agenda.now_ns > busy_until_ns + QUIET_NS:
+            if self.agenda.now_ns > stop_ns:
                 self._require_quiet()
             self._run_until(self.agenda.now_ns + LOOK_NS)
-        self._require_local_losses()
 
     def _run_until(self, stop_ns: int) -> None:
         while True:
@@ -151,10 +164,10 @@ class World:
         self._num_incarnations += 1
         return Incarnation(self._num_incarnations)
 
-    def _client(self, index: int, arrival: Arrival) -> Client:
+    def _client(self, name: str, arrival: Arrival) -> Client:
         client = Client(
             Work(
-                request_id=RequestId(f"request-{index:02}"),
+                request_id=RequestId(name),
                 prompt_token_ids=arrival.prompt,
                 sampling=SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0, ignore_eos=True),
                 deadline_ns=self.agenda.now_ns + arrival.at_ns + arrival.timeout_ns,
@@ -181,7 +194,17 @@ class World:
         waiting = [f"{client.name} has no ending" for client in self.clients if not client.endings]
         if self.gateway.dispatcher.num_pending:
             waiting.append(f"{self.gateway.dispatcher.num_pending} requests of the gateway")
-        return waiting + [noun for worker in self.workers.values() for noun in self.referee.leftovers(worker)]
+        waiting += [f"no connection of {name} to the gateway" for name in self._names_without_gateway()]
+        num_prefill = sum(worker.core.sender is not None for worker in self.workers.values())
+        for worker in self.workers.values():
+            waiting += self.referee.leftovers(worker)
+            if worker.core.receiver is not None and worker.core.num_prefill_peers != num_prefill:
+                waiting.append(f"{worker.name} has {worker.core.num_prefill_peers} of {num_prefill} prefill workers")
+        return waiting
+
+    def _names_without_gateway(self) -> list[str]:
+        members = {member.incarnation for member in self.gateway.members.values()}
+        return [name for name, worker in self.workers.items() if worker.incarnation not in members]
 
     def _require_local_losses(self) -> None:
         """H10: a request that met no fault is not told that its worker was lost."""
