@@ -22,6 +22,7 @@ from pdserve.transfer.immediates import ImmediatePool
 from pdserve.transfer.receiver import Receiver, _Handoff
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Grant
+from pdserve.worker.audit import audit
 from pdserve.worker.core import WorkerCore
 from pdserve.worker.rank_core import RankCore
 
@@ -141,6 +142,8 @@ class Referee:
                 raise RuleBroken(f"H5: {num_stale} writes came under an immediate that was given back")
             if worker.core.sender is not None:
                 self._require_writable(worker.core.sender, alive)
+            if leaks := audit(worker.core):
+                raise RuleBroken(f"H7: the audit finds {leaks}")
 
     def _require_writable(self, sender: Sender, alive: dict[Incarnation, Watched]) -> None:
         """H2: what a connected sender may still write to is still kept for it."""

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
+from operator import ne
 
 from pdserve.decode.choice import ChoicePhase
 from pdserve.decode.request import Phase
 from pdserve.decode.role import DecodeRole
-from pdserve.ids import PageIndex, SequenceId
+from pdserve.ids import SequenceId
 from pdserve.kv.pages import PagePool
 from pdserve.prefill.role import PrefillRole
 from pdserve.transfer.receiver import Receiver
@@ -62,14 +64,15 @@ def audit(core: WorkerCore) -> list[Leak]:
 
 
 def _pages(dp_rank: int, pool: PagePool, holdings: Iterable[Holding]) -> Iterator[Leak]:
-    named: Counter[PageIndex] = Counter()
+    num_known = [0] * pool.num_pages
     for holding in holdings:
-        named.update(holding.page_indices)
+        for page_index in holding.page_indices:
+            num_known[page_index] += 1
     num_owners = pool.num_owners
-    for index, count in enumerate(num_owners):
-        if named[PageIndex(index)] != count:
-            message = f"owners of page {index}: {count} by the pool, {named[PageIndex(index)]} known"
-            yield Leak(kind=LeakKind.PAGES, dp_rank=dp_rank, subject=index, message=message)
+    differing = compress(range(pool.num_pages), map(ne, num_owners, num_known))
+    for index in differing:
+        message = f"owners of page {index}: {num_owners[index]} by the pool, {num_known[index]} known"
+        yield Leak(kind=LeakKind.PAGES, dp_rank=dp_rank, subject=index, message=message)
     if num_owners.count(0) != pool.num_free:
         message = f"pages without owner: {num_owners.count(0)}, but {pool.num_free} are free"
         yield Leak(kind=LeakKind.PAGES, dp_rank=dp_rank, subject="free", message=message)

