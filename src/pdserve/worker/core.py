@@ -14,7 +14,8 @@ from pdserve.ids import Incarnation, RequestId
 from pdserve.kv.pages import PagePool
 from pdserve.prefill.role import PrefillRole
 from pdserve.transfer.destination import Destination
-from pdserve.transfer.receiver import Receiver, ReceiverLimits
+from pdserve.transfer.limits import ReceiverLimits
+from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.transfer.source import DraftSource, Source
 from pdserve.wire.cluster import Failed, FailureKind, Generate, Load
