@@ -35,6 +35,7 @@ class Breakage:
 
     def begin(self, fault: Fault) -> None:
         world = self._world
+        world.audit()
         world.journal.note("fault", f"{fault}", is_fault=True)
         target = world.workers[fault.target]
         match fault.kind:

@@ -15,6 +15,7 @@ from pdserve.transfer.holdings import IncomingHandoff
 from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Grant
+from pdserve.worker.audit import audit
 from pdserve.worker.core import WorkerCore
 
 NUM_REGIONS = 2
@@ -132,6 +133,11 @@ class Referee:
                     f"H2: handoff {key[1]} may still be written to, but {worker.name} gave its pages back",
                     about=handoff.grant.request_id,
                 )
+
+    def audit(self, worker: Watched) -> None:
+        """H7: the worker's own ledger finds nothing that nobody owns, between any two events."""
+        for leak in audit(worker.core):
+            raise RuleBroken(f"H7: the books of {worker.name} disagree: {leak.message}")
 
     # At the end
 

@@ -107,6 +107,12 @@ class World:
             self._dead.append(self.workers[name])
         self.workers[name] = Worker(self._ground, name, self._new_incarnation(), shape)
 
+    def audit(self) -> None:
+        """Have the ledgers of all workers looked through."""
+        for worker in self.workers.values():
+            if worker.is_alive:
+                self.referee.audit(worker)
+
     def kill(self, worker: Worker) -> None:
         worker.kill()
         self.fabrics.kill(worker.fabric)
@@ -135,6 +141,7 @@ class World:
             if self.agenda.now_ns > stop_ns:
                 self._require_quiet()
             self._run_until(self.agenda.now_ns + LOOK_NS)
+            self.audit()
 
     def _run_until(self, stop_ns: int) -> None:
         while True:
