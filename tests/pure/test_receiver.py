@@ -7,8 +7,8 @@ from pdserve.errors import CapacityError, HandoffError, HandoffTimeout, Internal
 from pdserve.fabric.port import Fenced, Landed
 from pdserve.ids import HandoffId, Incarnation
 from pdserve.transfer.destination import exposures_of
-from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
 from pdserve.transfer.limits import ReceiverLimits
+from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
 from pdserve.units import NS_PER_S
 from pdserve.wire.peer import HandoffStopped
 

@@ -9,8 +9,8 @@ from pdserve.fabric.port import Fenced
 from pdserve.ids import Incarnation
 from pdserve.kv.layout import KvLayout
 from pdserve.kv.shard import KvSharding
-from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
 from pdserve.transfer.limits import ReceiverLimits
+from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
 
 OTHER = Incarnation(3)
 
