@@ -29,7 +29,8 @@ async def test_ledgers_amid_an_answer_name_its_owners_and_are_empty_after_it(
     assert (choice["phase"], choice["place"]) == ("scheduled", "running")
     num_pages = sum(stop - start for start, stop in choice["pages"])
     assert num_pages == rank["num_pages"] - rank["num_free_pages"] > 0
-    assert [session["peer"] for session in ledger["sessions"]] == ["prefill-0"]
+    (session,) = ledger["sessions"]
+    assert (session["peer"], session["phase"], session["age_s"] > 0) == ("prefill-0", "connected", True)
     await stream.close()
     await apart.until_idle()
     for worker in ("prefill-0", "decode-0"):

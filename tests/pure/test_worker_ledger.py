@@ -9,7 +9,8 @@ from tests.pure.worker_side import WorkerSide, generate_of
 from pdserve.config.speculation import Drafter, Speculation
 from pdserve.fabric.port import PushOutcome
 from pdserve.ids import RequestId
-from pdserve.worker.ledger import OwnerEntry, ledger_of, log_lines, page_ranges
+from pdserve.units import NS_PER_S
+from pdserve.worker.ledger import OwnerEntry, SessionEntry, ledger_of, log_lines, page_ranges
 
 
 @pytest.fixture
@@ -21,13 +22,9 @@ def worker() -> WorkerSide:
 
 
 def test_ledger_of_an_idle_worker_has_sessions_and_free_pages_only(worker: WorkerSide) -> None:
-    ledger = ledger_of(worker.core, now_ns=NOW_NS)
-    (session,) = ledger.sessions
-    assert (session.peer, session.incarnation, session.phase, session.num_handoffs) == (
-        "prefill",
-        str(PREFILL),
-        "connected",
-        0,
+    ledger = ledger_of(worker.core, now_ns=NOW_NS, connected_since_ns={PREFILL: NOW_NS - 2 * NS_PER_S})
+    assert ledger.sessions == (
+        SessionEntry(peer="prefill", incarnation=str(PREFILL), phase="connected", age_s=2.0, num_handoffs=0),
     )
     assert [(rank.dp_rank, rank.num_free_pages, rank.owners) for rank in ledger.ranks] == [(0, 16, ()), (1, 16, ())]
     assert ledger.leaks == ()
@@ -196,9 +193,10 @@ def test_ledger_of_a_handoff_of_a_lost_peer_keeps_its_pages_until_the_pushes_end
 
 def test_log_lines_of_a_ledger_name_every_owner_on_one_line(worker: WorkerSide) -> None:
     worker.generate("request", dp_rank=0)
-    lines = list(log_lines(ledger_of(worker.core, now_ns=NOW_NS)))
+    connected_since_ns = {PREFILL: NOW_NS - 2 * NS_PER_S}
+    lines = list(log_lines(ledger_of(worker.core, now_ns=NOW_NS, connected_since_ns=connected_since_ns)))
     assert lines == [
-        f"ledger_session peer=prefill incarnation={PREFILL} phase=connected num_handoffs=1",
+        f"ledger_session peer=prefill incarnation={PREFILL} phase=connected age_s=2.000 num_handoffs=1",
         "ledger_rank dp_rank=0 num_free_pages=14 num_pages=16 num_owners=2",
         "ledger_owner dp_rank=0 owner='request request' phase=handoff age_s=3.000",
         "ledger_owner dp_rank=0 owner='handoff 1 of request request' phase=granted age_s=3.000 pages=[0,2) "

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from pdserve.clock import Clock
+from pdserve.ids import Incarnation
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.worker.audit import Leak, LeakKind, audit
 from pdserve.worker.core import WorkerCore
@@ -23,7 +25,16 @@ _log = logging.getLogger(__name__)
 class Auditor:
     """Threads: the event loop's only, so that it runs between two events of the core."""
 
-    def __init__(self, *, core: WorkerCore, clock: Clock, metrics: WorkerMetrics) -> None:
+    def __init__(
+        self,
+        *,
+        core: WorkerCore,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        connected_since_ns: Mapping[Incarnation, int] = MappingProxyType({}),
+    ) -> None:
+        """`connected_since_ns` is looked at whenever a ledger is taken."""
+        self._connected_since_ns = connected_since_ns
         self._core = core
         self._clock = clock
         self._metrics = metrics
@@ -55,7 +66,7 @@ class Auditor:
     def ledger(self) -> WorkerLedger:
         """With an audit."""
         self.audit()
-        return ledger_of(self._core, now_ns=self._clock.now_ns())
+        return ledger_of(self._core, now_ns=self._clock.now_ns(), connected_since_ns=self._connected_since_ns)
 
     def dump(self) -> None:
         """The ledger to the log, at a level that is not filtered by default: somebody asked for it."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
+from pdserve.clock import Clock
 from pdserve.errors import PdserveError, PeerLost
 from pdserve.ids import Incarnation
 from pdserve.wire.channel import Channel
@@ -19,18 +21,27 @@ T = TypeVar("T")
 class Connections:
     """The `Outbox` of both roles. Threads: the event loop's only."""
 
-    def __init__(self, *, incarnation: Incarnation) -> None:
+    def __init__(self, *, incarnation: Incarnation, clock: Clock) -> None:
         self._incarnation = incarnation
+        self._clock = clock
         self._channels: dict[Incarnation, PeerChannel] = {}
+        self._since_ns: dict[Incarnation, int] = {}
 
     def __contains__(self, peer: Incarnation) -> bool:
         return peer in self._channels
 
     def add(self, peer: Incarnation, channel: PeerChannel) -> None:
         self._channels[peer] = channel
+        self._since_ns[peer] = self._clock.now_ns()
 
     def remove(self, peer: Incarnation) -> None:
         self._channels.pop(peer, None)
+        self._since_ns.pop(peer, None)
+
+    @property
+    def since_ns(self) -> Mapping[Incarnation, int]:
+        """When each connection was made; follows what comes and goes."""
+        return MappingProxyType(self._since_ns)
 
     def send(self, peer: Incarnation, message: Message) -> None:
         """Queue a message; one to a peer that is gone is dropped: its end is on the way to the roles already."""

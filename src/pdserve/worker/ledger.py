@@ -1,11 +1,12 @@
 """Every page, tail slot, immediate and session of a worker, with owner, phase and age: `GET /debug/ledger`. Sans-IO."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
-from pdserve.ids import PageIndex
+from pdserve.ids import Incarnation, PageIndex
 from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.units import ns_to_seconds
@@ -52,6 +53,8 @@ class SessionEntry(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     """A string, for JSON readers that hold numbers in 53 bits."""
     phase: str
+    age_s: float | None
+    """Of the connection; None once it is gone."""
     num_handoffs: int
 
 
@@ -70,12 +73,15 @@ class WorkerLedger(msgspec.Struct, frozen=True, kw_only=True):
     """What nobody owns, or too many: empty unless there is a bug."""
 
 
-def ledger_of(core: WorkerCore, *, now_ns: int) -> WorkerLedger:
+def ledger_of(
+    core: WorkerCore, *, now_ns: int, connected_since_ns: Mapping[Incarnation, int] = MappingProxyType({})
+) -> WorkerLedger:
     """As things are now."""
+    ages_s = {peer: ns_to_seconds(now_ns - since_ns) for peer, since_ns in connected_since_ns.items()}
     return WorkerLedger(
         worker_id=core.identity.worker_id,
         incarnation=str(core.identity.incarnation),
-        sessions=tuple(_sessions(core.sender, core.receiver)),
+        sessions=tuple(_sessions(core.sender, core.receiver, ages_s)),
         ranks=tuple(_rank(core, rank, now_ns=now_ns) for rank in core.ranks),
         leaks=tuple(map(leak_entry, audit(core))),
     )
@@ -88,9 +94,10 @@ def leak_entry(leak: Leak) -> LeakEntry:
 def log_lines(ledger: WorkerLedger) -> Iterator[str]:
     """One an owner, a group of shared pages, a session and a leak; event name first."""
     for session in ledger.sessions:
+        age = "" if session.age_s is None else f"age_s={session.age_s:.3f} "
         yield (
             f"ledger_session peer={session.peer} incarnation={session.incarnation} phase={session.phase} "
-            f"num_handoffs={session.num_handoffs}"
+            f"{age}num_handoffs={session.num_handoffs}"
         )
     for rank in ledger.ranks:
         free = f"num_free_pages={rank.num_free_pages} num_pages={rank.num_pages}"
@@ -114,7 +121,9 @@ def page_ranges(page_indices: Iterable[int]) -> PageRanges:
     return tuple(ranges)
 
 
-def _sessions(sender: Sender | None, receiver: Receiver | None) -> Iterator[SessionEntry]:
+def _sessions(
+    sender: Sender | None, receiver: Receiver | None, ages_s: Mapping[Incarnation, float]
+) -> Iterator[SessionEntry]:
     """A lost peer stays in the receiver until it is fenced; a sender forgets it at once."""
     for side in (sender, receiver):
         for session in side.sessions if side is not None else ():
@@ -123,6 +132,7 @@ def _sessions(sender: Sender | None, receiver: Receiver | None) -> Iterator[Sess
                 peer=session.worker_id,
                 incarnation=str(session.incarnation),
                 phase="connected" if is_connected else "fencing",
+                age_s=ages_s.get(session.incarnation),
                 num_handoffs=len(session.handoffs),
             )
 

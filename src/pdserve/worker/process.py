@@ -171,7 +171,7 @@ class _Worker:
         self._fabric = fabric
         self._on_ready = on_ready
         identity = new_identity(settings, engines[0].info)
-        self._connections = Connections(incarnation=identity.incarnation)
+        self._connections = Connections(incarnation=identity.incarnation, clock=SystemClock())
         captures = Captures(engines) if settings.capture_kv else None
         core = WorkerCore(self._surroundings(identity, regions, captures))
         metrics = WorkerMetrics(model_name=settings.model_name)
@@ -179,7 +179,9 @@ class _Worker:
         self._driver = Driver(
             core=core, engines=engines, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
         )
-        self._auditor = Auditor(core=core, clock=SystemClock(), metrics=metrics)
+        self._auditor = Auditor(
+            core=core, clock=SystemClock(), metrics=metrics, connected_since_ns=self._connections.since_ns
+        )
         self._endpoints = Endpoints(
             settings=settings,
             driver=self._driver,
