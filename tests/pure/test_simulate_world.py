@@ -8,7 +8,7 @@ from pdserve.simulate.planted import Plant, planted
 from pdserve.simulate.simulation import minimise, run, simulate
 from pdserve.simulate.world import World
 
-NUM_SEEDS = 24
+NUM_SEEDS = 16
 MAX_SEEDS_TO_FIND = 200
 
 

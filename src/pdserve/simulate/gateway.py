@@ -82,11 +82,10 @@ class Gateway(Process):
 
     def on_message(self, member: Member, message: Message) -> None:
         """What a worker that joined says."""
-        sender = getattr(message, "sender", None)
-        if self.members.get(member.worker_id) is not member or sender != member.incarnation:
-            self.num_stale += 1
-            return
+        incarnation = member.incarnation if self.members.get(member.worker_id) is member else None
         match message:
+            case WorkerHeartbeat() | Generated() | Failed() | Leave() if message.sender != incarnation:
+                self.num_stale += 1
             case WorkerHeartbeat():
                 self._registry.heartbeat(member.worker_id, message, self.now_ns)
             case Generated():

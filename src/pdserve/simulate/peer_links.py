@@ -1,6 +1,7 @@
 """Both sides of the connections between decode and prefill workers: as `pdserve.worker.prefill_links` and
 `decode_links`, with the same handshake, without sockets and tasks."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class Link:
     is_joined: bool = False
 
 
-class Peers:
+class Peers(ABC):
     """The outbox of a worker, and its heartbeats."""
 
     def __init__(self, worker: "Worker") -> None:
@@ -59,11 +60,13 @@ class Peers:
         if peer in self.links:
             self.links[peer].end.close()
 
+    @abstractmethod
     def set_members(self, members: tuple[PrefillTarget, ...]) -> None:
-        """Follow what the gateway says of who prefills; a prefill worker is not told."""
+        """What the gateway says of who prefills."""
 
+    @abstractmethod
     def on_message(self, link: Link, message: Message) -> None:
-        raise NotImplementedError
+        """What came over a connection."""
 
     def on_time(self) -> None:
         """Heartbeats, and the leases of the peers."""
@@ -102,6 +105,9 @@ class PeerServer(Peers):
         super().__init__(worker)
         self._sender = sender
         worker.ground.control.listeners[worker.name] = (worker, self._accept)
+
+    def set_members(self, members: tuple[PrefillTarget, ...]) -> None:
+        """Nothing: a prefill worker is not told, and waits to be dialled."""
 
     def on_message(self, link: Link, message: Message) -> None:
         worker, role = self.worker, self.worker.core.prefill
@@ -152,6 +158,7 @@ class PeerLinks(Peers):
         """Where a connection is being made, or a handshake goes on."""
 
     def set_members(self, members: tuple[PrefillTarget, ...]) -> None:
+        """Connect to new ones, leave those that are gone."""
         self._wanted, before = {target.incarnation: target for target in members}, self._wanted
         for incarnation in before.keys() - self._wanted.keys():
             if incarnation in self.links:
