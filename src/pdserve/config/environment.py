@@ -15,7 +15,7 @@ def api_key() -> str | None:
 
 
 def cluster_secret() -> str | None:
-    """`PDSERVE_CLUSTER_SECRET`: what workers and gateway must show each other; unset or empty: none is asked for."""
+    """`PDSERVE_CLUSTER_SECRET`: what workers and gateway must know, and prove; unset or empty: none is asked for."""
     return os.environ.get("PDSERVE_CLUSTER_SECRET") or None
 
 

@@ -19,7 +19,7 @@ class GatewaySettings:
     api_key: str | None = field(default=None, repr=False)
     """Bearer token of `/v1/*`, `/tokenize` and `/detokenize`; None: open."""
     cluster_secret: str | None = field(default=None, repr=False)
-    """Bearer token of `/cluster`; None: open. Required in practice when `host` is reachable by others."""
+    """What workers must know, and prove; None: anybody may join. Set it unless `host` is loopback."""
     tool_parser: ToolParserChoice = ToolParserChoice.AUTO
     """How the model writes calls of tools."""
     reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO
