@@ -83,3 +83,9 @@ def test_command_that_finds_a_violation_shows_how_to_see_it_again(capsys: pytest
     assert lines[0].startswith(f"seed {seed}: H")
     assert lines[-2].endswith(f"again: pdserve simulate --faults --plant count-one-less --seed {seed}")
     assert lines[-1].endswith("violations=1")
+
+
+@pytest.mark.parametrize("flags", [["--seeds", "0"], ["--jobs", "0"], ["--seed", "3", "--first-seed", "2"]])
+def test_command_with_flags_that_make_no_sense_says_so(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *flags]) == 2
+    assert capsys.readouterr().err.startswith("pdserve simulate: --seed")

@@ -37,8 +37,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1: a rule was broken."""
-    if arguments.seeds < 1:
-        raise ConfigError("--seeds must be at least 1")
+    if arguments.seeds < 1 or (arguments.jobs is not None and arguments.jobs < 1):
+        raise ConfigError("--seeds and --jobs must be at least 1")
+    if arguments.seed is not None and arguments.first_seed:
+        raise ConfigError("--seed is one seed alone; --first-seed goes with --seeds")
     plant = None if arguments.plant is None else Plant(arguments.plant)
     first = arguments.first_seed if arguments.seed is None else arguments.seed
     seeds = range(first, first + (arguments.seeds if arguments.seed is None else 1))
