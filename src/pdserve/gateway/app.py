@@ -68,30 +68,40 @@ def build_app(
         client_max_size=settings.max_body_bytes,
         middlewares=[_openai_errors, _require_key(settings.api_key), admit_requests(drain)],
     )
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", completions.chat),
-            web.post("/v1/completions", completions.completion),
-            web.post("/v1/responses", responses.create),
-            web.post("/tokenize", tokens.tokenize),
-            web.post("/detokenize", tokens.detokenize),
-            web.get("/v1/models", status.models),
-            web.get("/v1/models/{name:.+}", status.model),
-            web.get("/health", status.ready),
-            web.get("/ready", status.ready),
-            web.get("/live", status.live),
-            web.get("/metrics", status.metrics),
-            web.get("/version", status.version),
-            web.get("/openapi.json", status.openapi),
-            web.get("/workers", status.workers),
-            web.get("/cluster", cluster.join),
-            web.get("/debug/ledger", auditor.show),
-        ]
-    )
+    app.add_routes(_generating_routes(completions, responses))
+    app.add_routes(_other_routes(tokens, status, cluster, auditor))
     app[AUDITOR] = auditor
     app.on_startup.append(start)
     app.on_shutdown.append(stop)
     return app
+
+
+def _generating_routes(completions: CompletionEndpoints, responses: ResponsesEndpoints) -> list[web.RouteDef]:
+    return [
+        web.post("/v1/chat/completions", completions.chat),
+        web.post("/v1/completions", completions.completion),
+        web.post("/v1/responses", responses.create),
+    ]
+
+
+def _other_routes(
+    tokens: TokenEndpoints, status: StatusEndpoints, cluster: ClusterEndpoint, auditor: Auditor
+) -> list[web.RouteDef]:
+    return [
+        web.post("/tokenize", tokens.tokenize),
+        web.post("/detokenize", tokens.detokenize),
+        web.get("/v1/models", status.models),
+        web.get("/v1/models/{name:.+}", status.model),
+        web.get("/health", status.ready),
+        web.get("/ready", status.ready),
+        web.get("/live", status.live),
+        web.get("/metrics", status.metrics),
+        web.get("/version", status.version),
+        web.get("/openapi.json", status.openapi),
+        web.get("/workers", status.workers),
+        web.get("/cluster", cluster.join),
+        web.get("/debug/ledger", auditor.show),
+    ]
 
 
 @web.middleware
