@@ -214,29 +214,37 @@ async def test_prompts_over_the_pending_bound_are_all_refused() -> None:
         assert await aborted_prompts(worker, num_works=2) == Counter("ab")
 
 
-async def test_prompt_whose_worker_is_lost_is_answered_anew_and_the_others_are_kept() -> None:
+async def test_prompt_whose_worker_is_lost_goes_on_elsewhere_and_the_others_are_kept() -> None:
     async def half_then_lost(worker: ScriptedWorker, generate: Generate) -> None:
         worker.deltas(
             Delta(
                 request_id=generate.request_id,
                 choice_index=1,
                 token_ids=(1,),
-                text="lost",
+                text="whole",
                 finish_reason=FinishReason.STOP,
             ),
-            Delta(request_id=generate.request_id, token_ids=(1,), text="lost"),
+            Delta(request_id=generate.request_id, token_ids=(1,), text="half "),
         )
         await asyncio.sleep(0.1)
         worker.die()
 
+    async def going_on(worker: ScriptedWorker, generate: Generate) -> None:
+        if not generate.told:
+            await numbered(worker, generate)
+            return
+        assert [choice.is_finished for choice in generate.told] == [False, True]
+        rest = Delta(request_id=generate.request_id, token_ids=(2,), text="and half", finish_reason=FinishReason.STOP)
+        worker.deltas(rest)
+
     async with (
         gateway() as running,
         joined(running.url, join_message("a"), half_then_lost) as first,
-        joined(running.url, join_message("b"), numbered) as second,
+        joined(running.url, join_message("b"), going_on) as second,
     ):
         answer = await running.client().completions.create(model="smol", prompt=["a", "b"], n=2)
-        assert [choice.text for choice in answer.choices] == ["a0 end", "a1 end", "b0 end", "b1 end"]
-        assert answer.usage is not None and answer.usage.completion_tokens == 8
+        assert [choice.text for choice in answer.choices] == ["half and half", "whole", "b0 end", "b1 end"]
+        assert answer.usage is not None and answer.usage.completion_tokens == 3 + 4
         assert (first.generates.qsize(), second.generates.qsize()) == (1, 2)
 
 

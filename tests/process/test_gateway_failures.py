@@ -23,7 +23,7 @@ from tests.process.scripted_worker import (
 )
 
 from pdserve.ids import Incarnation, RequestId
-from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate, PrefillPlace
+from pdserve.wire.cluster import Abort, Delta, FailureKind, FinishReason, Generate, PrefillPlace, Told
 
 BODY = {"model": "smol", "prompt": "x"}
 
@@ -67,28 +67,33 @@ async def test_worker_lost_before_the_first_token_is_retried_elsewhere(stream: b
         assert await running.metric("pdserve:request_retries_total") == 1
 
 
-async def test_worker_lost_in_a_whole_answer_is_retried_and_nothing_of_the_first_remains() -> None:
-    async with (
-        gateway() as running,
-        joined(running.url, join_message("a"), failing_after(["lost", " words"])),
-        joined(running.url, join_message("b"), answering(["clean", " answer"])),
-    ):
-        answer = await running.client().completions.create(model="smol", prompt="x", logprobs=0)
-        assert answer.choices[0].text == "clean answer"
-        assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.tokens == []
-        assert answer.usage is not None and answer.usage.completion_tokens == 2
-
-
-async def test_worker_lost_mid_stream_ends_it_with_an_error_event_and_no_done() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_whose_worker_is_lost_goes_on_from_another(stream: bool) -> None:
     async with (
         gateway() as running,
         joined(running.url, join_message("a"), failing_after(["half", " an"])),
-        joined(running.url, join_message("b")) as other,
+        joined(running.url, join_message("b"), answering([" answer"])) as second,
     ):
+        client = running.client()
+        if stream:
+            chunks = await client.completions.create(
+                model="smol", prompt="x", stream=True, stream_options={"include_usage": True}
+            )
+            events = [chunk async for chunk in chunks]
+            text, usage = "".join(event.choices[0].text for event in events[:-1]), events[-1].usage
+        else:
+            answer = await client.completions.create(model="smol", prompt="x")
+            text, usage = answer.choices[0].text, answer.usage
+        assert text == "half an answer"
+        assert usage is not None and usage.completion_tokens == 3
+        assert second.generates.get_nowait().told == (Told(token_ids=(1, 1), num_text_chars=7, num_entries=2),)
+
+
+async def test_worker_lost_mid_stream_without_another_ends_it_with_an_error_event_and_no_done() -> None:
+    async with gateway() as running, joined(running.url, join_message("a"), failing_after(["half", " an"])):
         *texts, last = [json.loads(event) for event in await streamed(running, BODY)]
         assert "".join(event["choices"][0]["text"] for event in texts) == "half an"
         assert last["error"]["code"] == "worker_lost"
-        assert other.generates.empty()
 
 
 async def test_worker_lost_mid_stream_is_an_error_of_openais_client() -> None:
@@ -162,21 +167,24 @@ async def test_body_that_does_not_arrive_is_a_408() -> None:
         await writer.wait_closed()
 
 
-async def test_worker_loss_fails_only_its_own_requests() -> None:
+async def test_worker_loss_moves_only_its_own_requests() -> None:
+    async def going_on(worker: ScriptedWorker, generate: Generate) -> None:
+        await (answering([" and b"]) if generate.told else starting(["from b"]))(worker, generate)
+
     async with (
         gateway() as running,
         joined(running.url, join_message("a"), starting(["from a"])) as first,
-        joined(running.url, join_message("b"), starting(["from b"])) as second,
+        joined(running.url, join_message("b"), going_on) as second,
     ):
-        streams = [asyncio.create_task(streamed(running, BODY)) for _ in range(2)]
-        await asyncio.wait_for(first.generates.get(), 5)
-        kept = await asyncio.wait_for(second.generates.get(), 5)
+        client = running.client()
+        moved, kept = [await client.completions.create(model="smol", prompt="x", stream=True) for _ in range(2)]
+        assert [(await anext(stream)).choices[0].text for stream in (moved, kept)] == ["from a", "from b"]
         first.die()
-        done, _ = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED, timeout=5)
-        assert "worker_lost" in (await done.pop())[-1]
-        second.deltas(Delta(request_id=kept.request_id, token_ids=(1,), text="!", finish_reason=FinishReason.STOP))
-        finished = await asyncio.gather(*streams)
-        assert [events[-1] for events in finished].count("[DONE]") == 1
+        assert [chunk.choices[0].text async for chunk in moved] == [" and b"]
+        generate = second.generates.get_nowait()
+        second.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text="!", finish_reason=FinishReason.STOP))
+        assert [chunk.choices[0].text async for chunk in kept] == ["!"]
+        assert await running.metric("pdserve:request_retries_total") == 1
 
 
 async def test_silent_worker_loses_its_lease_and_its_requests_move() -> None:

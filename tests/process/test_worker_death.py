@@ -20,6 +20,7 @@ LOST_TIMEOUT_S = 5.0
 PUSH_TIMEOUT_S = 30.0
 LONG_TOKENS = 5 * CHUNK_TOKENS + 20
 """Several passes: when the first has been pushed, the others are still to be computed."""
+NUM_ANSWER_TOKENS = 60
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -78,7 +79,7 @@ async def test_prefill_worker_of_the_same_name_is_used_again(workers: Cluster, t
     assert await running.metric("pdserve:bytes_pushed_total", worker="p0") > 99 * 46_080
 
 
-async def test_decode_worker_killed_amid_a_stream_ends_it_with_an_error_event(
+async def test_only_decode_worker_killed_amid_a_stream_ends_it_with_an_error_event(
     workers: Cluster, text_ids: list[int]
 ) -> None:
     running = workers.running
@@ -97,9 +98,8 @@ async def test_decode_worker_killed_amid_a_stream_ends_it_with_an_error_event(
     assert workers.worker("p0").is_running
 
 
-@pytest.mark.parametrize("streams", [False, True])
 async def test_decode_worker_killed_before_the_first_token_is_replaced_by_another(
-    workers: Cluster, text_ids: list[int], streams: bool
+    workers: Cluster, text_ids: list[int]
 ) -> None:
     running = workers.running
     await workers.require(p0=Role.PREFILL, d0=Role.DECODE, d1=Role.DECODE)
@@ -109,9 +109,7 @@ async def test_decode_worker_killed_before_the_first_token_is_replaced_by_anothe
     pushed = await running.metric("pdserve:bytes_pushed_total", worker="p0")
 
     async def ask() -> tuple[int, ...]:
-        if streams:
-            return await token_ids_of(await running.stream(text_ids[:LONG_TOKENS], max_tokens=8))
-        return (await running.complete(text_ids[:LONG_TOKENS], max_tokens=8, ignore_eos=True)).token_ids
+        return await token_ids_of(await running.stream(text_ids[:LONG_TOKENS], max_tokens=8))
 
     amid = asyncio.create_task(ask())
     await until_pushing(running, since=pushed)
@@ -120,6 +118,47 @@ async def test_decode_worker_killed_before_the_first_token_is_replaced_by_anothe
     await workers.worker(min(free_pages, key=lambda name: free_pages[name])).kill()
     assert await amid == expected.token_ids
     assert await running.metric("pdserve:request_retries_total") == retries + 1
+    await running.until_idle()
+
+
+async def sampled_choices(running: Running, prompt: list[int]) -> list[tuple[int, ...]]:
+    """Two answers that are not greedy, whole."""
+    completion = await running.client.completions.create(
+        model="default",
+        prompt=prompt,
+        n=2,
+        seed=7,
+        temperature=1.0,
+        max_tokens=NUM_ANSWER_TOKENS,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    return [token_ids_in(choice) for choice in completion.choices]
+
+
+async def test_answers_of_a_decode_worker_that_is_killed_go_on_from_another_as_if_nothing_had_happened(
+    workers: Cluster, text_ids: list[int]
+) -> None:
+    running = workers.running
+    await workers.require(p0=Role.PREFILL, d0=Role.DECODE, d1=Role.DECODE)
+    prompt = text_ids[:CHUNK_TOKENS]
+    expected_stream = await running.complete(prompt, max_tokens=NUM_ANSWER_TOKENS, ignore_eos=True)
+    expected_choices = await sampled_choices(running, prompt)
+    await running.until_idle()
+    retries = await running.metric("pdserve:request_retries_total")
+
+    # The least loaded one is asked: each has a stream, and a request for two answers.
+    streams = [await running.stream(prompt, max_tokens=NUM_ANSWER_TOKENS) for _ in range(2)]
+    choices = [asyncio.create_task(sampled_choices(running, prompt)) for _ in range(2)]
+    told = [token_ids_in((await anext(stream)).choices[0]) for stream in streams]
+    for index, stream in enumerate(streams):
+        while len(told[index]) < NUM_ANSWER_TOKENS // 4:
+            told[index] += token_ids_in((await anext(stream)).choices[0])
+    await workers.worker("d0").kill()
+
+    answers = await asyncio.gather(*map(token_ids_of, streams))
+    assert [told[index] + answer for index, answer in enumerate(answers)] == [expected_stream.token_ids] * 2
+    assert await asyncio.gather(*choices) == [expected_choices] * 2
+    assert await running.metric("pdserve:request_retries_total") == retries + 2
     await running.until_idle()
 
 

@@ -16,6 +16,7 @@ from pdserve.sampling import SamplingParams, TokenLogprobs
 from pdserve.schedule.batch import Batch, BatchResult, Chunk, NewSequence
 from pdserve.schedule.limits import ScheduleLimits
 from pdserve.schedule.scheduler import Scheduler
+from pdserve.text.tokenizer import Tokenizer
 from pdserve.wire.cluster import (
     Delta,
     Failed,
@@ -25,6 +26,7 @@ from pdserve.wire.cluster import (
     Generated,
     PrefillPlace,
     PrefillTarget,
+    Told,
 )
 from pdserve.wire.peer import Grant
 
@@ -46,6 +48,7 @@ class DecodeRoleSide:
     max_batch_tokens: int = 32
     speculation: Speculation = SPECULATION
     keeps_tails: bool = False
+    tokenizer: Tokenizer = field(default_factory=letter_tokenizer)
     now_ns: int = 0
     scheduler: Scheduler = field(init=False)
     role: DecodeRole = field(init=False)
@@ -56,7 +59,7 @@ class DecodeRoleSide:
     reported: dict[RequestId, list[int]] = field(default_factory=dict[RequestId, list[int]])
     """Tokens of choice 0 that came with logprobs."""
     finished: dict[RequestId, FinishReason] = field(default_factory=dict[RequestId, FinishReason])
-    """Requests that ended, with the reason of choice 0."""
+    """Requests that ended, with the reason of choice 0, if that did not end elsewhere."""
     places: dict[RequestId, PrefillPlace] = field(default_factory=dict[RequestId, PrefillPlace])
     failed: list[Failed] = field(default_factory=list[Failed])
     announced: dict[int, NewSequence] = field(default_factory=dict[int, NewSequence])
@@ -82,7 +85,7 @@ class DecodeRoleSide:
             scheduler=self.scheduler,
             pool=pool,
             page_slots=LAYOUT.page_slots,
-            tokenizer=letter_tokenizer(),
+            tokenizer=self.tokenizer,
             new_sequence_id=lambda: SequenceId(next(sequence_ids)),
             limits=DecodeLimits(max_requests=self.max_requests, max_sequences=self.max_sequences, max_model_len=40),
             keeps_tails=self.keeps_tails,
@@ -98,6 +101,8 @@ class DecodeRoleSide:
         prefill: PrefillTarget | None = PREFILL_TARGET,
         timeout_s: float = 30.0,
         sampling: SamplingParams | None = None,
+        told: tuple[Told, ...] = (),
+        num_prompt_logprobs_told: int = 0,
     ) -> RequestId:
         """The prompt is `prompt`, or else so many different tokens."""
         request = Generate(
@@ -107,10 +112,13 @@ class DecodeRoleSide:
             prompt_token_ids=tuple(map(token_of, prompt)) or tuple(range(num_tokens)),
             sampling=sampling or SamplingParams(max_tokens=4),
             num_choices=num_choices,
+            told=told,
+            num_prompt_logprobs_told=num_prompt_logprobs_told,
             prefill=prefill,
             timeout_s=timeout_s,
         )
-        self._open_choices[request.request_id] = set(range(num_choices))
+        finished = {index for index, choice in enumerate(told) if choice.is_finished}
+        self._open_choices[request.request_id] = set(range(num_choices)) - finished
         self.role.on_generate(request, now_ns=self.now_ns)
         self.listen()
         return request.request_id
@@ -186,7 +194,11 @@ class DecodeRoleSide:
         result = BatchResult(
             pass_index=batch.pass_index,
             sampled=sampled,
-            logprobs=tuple((sequence_id, tuple(map(certain, tokens))) for sequence_id, tokens in sampled),
+            logprobs=tuple(
+                (sequence_id, tuple(map(certain, tokens)))
+                for sequence_id, tokens in sampled
+                if self.announced[sequence_id].sampling.num_top_logprobs is not None
+            ),
             prompt_logprobs=tuple(
                 (SequenceId(chunk.sequence_id), prompt_logprobs_of(chunk))
                 for chunk in batch.chunks
@@ -226,7 +238,7 @@ class DecodeRoleSide:
         reported = [entry.logprobs.token_id for entry in delta.entries if delta.choice_index == 0]
         self.reported[request_id] = self.reported.get(request_id, []) + reported
         if not self._open_choices[request_id]:
-            self.finished[request_id] = self.reasons(request_id)[0]
+            self.finished[request_id] = self.reasons(request_id).get(0, FinishReason.STOP)
 
     def text(self, request_id: RequestId, choice_index: int = 0) -> str:
         return "".join(delta.text for delta in self._deltas_of(request_id, choice_index))

@@ -15,17 +15,18 @@ MAX_PENDING = 4
 def work_of(
     request_id: str,
     *,
-    streams: bool = True,
     num_choices: int = 1,
     num_prompt_logprobs: int | None = None,
+    num_top_logprobs: int | None = None,
     deadline_ns: int = NS_PER_S,
 ) -> Work:
     return Work(
         request_id=RequestId(request_id),
         prompt_token_ids=(1, 2, 3),
-        sampling=SamplingParams(max_tokens=8, num_prompt_logprobs=num_prompt_logprobs),
+        sampling=SamplingParams(
+            max_tokens=8, num_prompt_logprobs=num_prompt_logprobs, num_top_logprobs=num_top_logprobs
+        ),
         deadline_ns=deadline_ns,
-        streams=streams,
         num_choices=num_choices,
     )
 
@@ -59,11 +60,18 @@ def sent(actions: list[Action]) -> tuple[WorkerId, Generate]:
     return action.worker_id, action.message
 
 
-def delta_of(generate: Generate, *, text: str = "t", finishes: bool = False, choice_index: int = 0) -> Generated:
+def delta_of(
+    generate: Generate,
+    *,
+    text: str = "t",
+    token_ids: tuple[int, ...] = (1,),
+    finishes: bool = False,
+    choice_index: int = 0,
+) -> Generated:
     delta = Delta(
         request_id=generate.request_id,
         choice_index=choice_index,
-        token_ids=(1,),
+        token_ids=token_ids,
         text=text,
         finish_reason=FinishReason.STOP if finishes else None,
     )

@@ -3,14 +3,24 @@
 import pytest
 from tests.pure.dispatcher_side import MAX_PENDING, cluster_of, delta_of, failed_of, join_of, sent, work_of
 
-from pdserve.cluster.registry import Refused
+from pdserve.cluster.registry import Refused, Registry
 from pdserve.config.role import Role
-from pdserve.gateway.dispatcher import MAX_RETRIES, Fail, Restart
+from pdserve.gateway.dispatcher import MAX_RETRIES, Action, Dispatcher, Fail
 from pdserve.gateway.failures import RequestFailed
-from pdserve.ids import Incarnation, RequestId, WorkerId
+from pdserve.ids import Incarnation, WorkerId
 from pdserve.sampling import TokenLogprobs
 from pdserve.units import NS_PER_S
-from pdserve.wire.cluster import Delta, FailureKind, Generated, Load, WorkerHeartbeat
+from pdserve.wire.cluster import (
+    MAX_TOLD_TOKENS,
+    Delta,
+    FailureKind,
+    Generate,
+    Generated,
+    Load,
+    TokenEntry,
+    Told,
+    WorkerHeartbeat,
+)
 
 
 def test_submit_gives_the_worker_what_is_left_of_the_time() -> None:
@@ -35,26 +45,74 @@ def test_submit_over_the_bound_or_without_worker_leaves_nothing_pending() -> Non
     assert dispatcher.num_pending == 0
 
 
-def test_worker_left_after_a_streamed_delta_fails_the_request() -> None:
+def lose(registry: Registry, dispatcher: Dispatcher, worker_id: WorkerId, generate: Generate) -> list[Action]:
+    (left,) = registry.leave(worker_id, generate.receiver)
+    return dispatcher.worker_left(left.worker, 0)
+
+
+def with_prefill_worker(registry: Registry) -> None:
+    """Every decode worker that is there is connected with it."""
+    names = [worker.worker_id for worker in registry.view.workers]
+    assert not isinstance(registry.join(join_of("p", 1, role=Role.PREFILL), 0), Refused)
+    for name in names:
+        registry.heartbeat(name, WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),), num_prefill_peers=1), 0)
+
+
+def test_lost_workers_answer_goes_on_elsewhere_from_what_was_delivered() -> None:
     registry, dispatcher = cluster_of("a", "b")
+    worker_id, generate = sent(dispatcher.submit(work_of("r", num_top_logprobs=0), 0))
+    assert (generate.told, generate.num_prompt_logprobs_told) == ((), 0)
+    entry = TokenEntry(text_offset=0, logprobs=TokenLogprobs(token_id=7, logprob=-1.0, top=()))
+    deltas = (
+        Delta(request_id=generate.request_id, token_ids=(7, 8), text="\u00e9", entries=(entry,)),
+        Delta(request_id=generate.request_id, token_ids=(9,), text="xy"),
+    )
+    dispatcher.generated(worker_id, Generated(sender=generate.receiver, deltas=deltas))
+    resumed_on, resumed = sent(lose(registry, dispatcher, worker_id, generate))
+    assert (resumed_on, resumed.request_id) == ("b", "r.1")
+    assert resumed.told == (Told(token_ids=(7, 8, 9), num_text_chars=3, num_entries=1),)
+    assert (resumed.prompt_token_ids, resumed.sampling) == (generate.prompt_token_ids, generate.sampling)
+    assert dispatcher.generated(worker_id, delta_of(generate)) == []
+    assert dispatcher.num_stale == 1
+
+
+def test_request_of_which_nothing_was_delivered_begins_anew() -> None:
+    registry, dispatcher = cluster_of("a", "b")
+    _, again = sent(lose(registry, dispatcher, *sent(dispatcher.submit(work_of("r", num_choices=2), 0))))
+    assert again.told == ()
+
+
+def test_answer_that_goes_on_is_told_of_all_its_workers() -> None:
+    registry, dispatcher = cluster_of("a", "b", "c")
+    place = sent(dispatcher.submit(work_of("r"), 0))
+    for token_id in (4, 5):
+        dispatcher.generated(place[0], delta_of(place[1], token_ids=(token_id,)))
+        place = sent(lose(registry, dispatcher, *place))
+    assert place[1].told == (Told(token_ids=(4, 5), num_text_chars=2),)
+
+
+def test_worker_that_shuts_down_amid_an_answer_is_replaced_from_what_was_delivered() -> None:
+    _, dispatcher = cluster_of("a", "b")
+    worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
+    dispatcher.generated(worker_id, delta_of(generate, token_ids=(4,)))
+    resumed_on, resumed = sent(dispatcher.failed(worker_id, failed_of(generate, FailureKind.SHUTTING_DOWN), 0))
+    assert (resumed_on, resumed.told) == ("b", (Told(token_ids=(4,), num_text_chars=1),))
+
+
+def test_lost_worker_amid_an_answer_without_another_fails_the_request() -> None:
+    registry, dispatcher = cluster_of("a")
     worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
     dispatcher.generated(worker_id, delta_of(generate))
-    (left,) = registry.leave(worker_id, generate.receiver)
-    (action,) = dispatcher.worker_left(left.worker, 0)
+    (action,) = lose(registry, dispatcher, worker_id, generate)
     assert isinstance(action, Fail) and action.failure.code == "worker_lost"
 
 
-def test_worker_left_after_an_unstreamed_delta_restarts_the_request() -> None:
+def test_answer_that_is_too_long_to_be_told_of_fails_with_its_worker() -> None:
     registry, dispatcher = cluster_of("a", "b")
-    worker_id, generate = sent(dispatcher.submit(work_of("r", streams=False), 0))
-    dispatcher.generated(worker_id, delta_of(generate))
-    (left,) = registry.leave(worker_id, generate.receiver)
-    restart, retry = dispatcher.worker_left(left.worker, 0)
-    assert restart == Restart(RequestId("r"))
-    retried_on, second = sent([retry])
-    assert (retried_on, second.request_id) == ("b", "r.1")
-    assert dispatcher.generated(worker_id, delta_of(generate)) == []
-    assert dispatcher.num_stale == 1
+    worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
+    dispatcher.generated(worker_id, delta_of(generate, token_ids=(1,) * (MAX_TOLD_TOKENS + 1)))
+    (action,) = lose(registry, dispatcher, worker_id, generate)
+    assert isinstance(action, Fail) and action.failure.code == "worker_lost"
 
 
 def test_request_ends_with_its_last_choice() -> None:
@@ -79,38 +137,49 @@ def test_delta_of_a_finished_or_impossible_choice_is_refused_and_counted(choice_
     assert (dispatcher.num_pending, dispatcher.num_stale) == (1, 1)
 
 
-def test_retry_begins_all_choices_again() -> None:
+def test_finished_choices_are_not_generated_again() -> None:
     registry, dispatcher = cluster_of("a", "b")
-    worker_id, generate = sent(dispatcher.submit(work_of("r", streams=False, num_choices=2), 0))
+    with_prefill_worker(registry)
+    worker_id, generate = sent(dispatcher.submit(work_of("r", num_choices=2), 0))
+    dispatcher.generated(worker_id, delta_of(generate, choice_index=0))
     dispatcher.generated(worker_id, delta_of(generate, choice_index=1, finishes=True))
-    (left,) = registry.leave(worker_id, generate.receiver)
-    restart, retry = dispatcher.worker_left(left.worker, 0)
-    assert restart == Restart(RequestId("r"))
-    retried_on, second = sent([retry])
-    assert second.num_choices == 2
-    for choice_index in (1, 0):
-        assert dispatcher.num_pending == 1
-        dispatcher.generated(retried_on, delta_of(second, choice_index=choice_index, finishes=True))
-    assert (dispatcher.num_pending, dispatcher.num_stale) == (0, 0)
+    resumed_on, resumed = sent(lose(registry, dispatcher, worker_id, generate))
+    assert resumed.num_choices == 2
+    assert resumed.told == (Told(token_ids=(1,), num_text_chars=1), Told(is_finished=True))
+    assert resumed.prefill is not None  # one choice is left, whose tokens can be handed over
+    loads = {worker.worker_id: worker.ranks[0] for worker in registry.view.workers}
+    assert (loads[resumed_on].num_dispatched_sequences, loads[WorkerId("p")].num_dispatched_tokens) == (1, 3 + 4)
+    assert dispatcher.generated(resumed_on, delta_of(resumed, choice_index=1)) == []
+    dispatcher.generated(resumed_on, delta_of(resumed, finishes=True))
+    assert (dispatcher.num_pending, dispatcher.num_stale) == (0, 1)
 
 
-def test_prompt_logprobs_that_a_client_has_seen_are_not_taken_back() -> None:
+def test_choices_that_go_on_apart_are_sent_without_a_prefill_worker() -> None:
+    registry, dispatcher = cluster_of("a", "b")
+    with_prefill_worker(registry)
+    worker_id, generate = sent(dispatcher.submit(work_of("r", num_choices=3), 0))
+    assert generate.prefill is not None
+    dispatcher.generated(worker_id, delta_of(generate, choice_index=2))
+    resumed_on, resumed = sent(lose(registry, dispatcher, worker_id, generate))
+    assert resumed.prefill is None
+    rank = next(worker for worker in registry.view.workers if worker.worker_id == resumed_on).ranks[0]
+    assert (rank.num_dispatched_sequences, rank.num_dispatched_tokens) == (3, 3 * 3 + 1)
+
+
+def test_prompt_logprobs_that_were_delivered_are_not_asked_for_again() -> None:
     registry, dispatcher = cluster_of("a", "b")
     worker_id, generate = sent(dispatcher.submit(work_of("r", num_prompt_logprobs=0), 0))
     entry = TokenLogprobs(token_id=2, logprob=-1.0, top=())
     delta = Delta(request_id=generate.request_id, token_ids=(), text="", prompt_logprobs=(entry,))
     dispatcher.generated(worker_id, Generated(sender=generate.receiver, deltas=(delta,)))
-    (left,) = registry.leave(worker_id, generate.receiver)
-    (action,) = dispatcher.worker_left(left.worker, 0)
-    assert isinstance(action, Fail) and action.failure.code == "worker_lost"
+    _, resumed = sent(lose(registry, dispatcher, worker_id, generate))
+    assert (resumed.told, resumed.num_prompt_logprobs_told) == ((), 1)
 
 
 @pytest.mark.parametrize("num_prompt_logprobs", [None, 0])
 def test_prompt_with_logprobs_is_sent_without_a_prefill_worker(num_prompt_logprobs: int | None) -> None:
     registry, dispatcher = cluster_of("a")
-    assert not isinstance(registry.join(join_of("p", 1, role=Role.PREFILL), 0), Refused)
-    heartbeat = WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),), num_prefill_peers=1)
-    registry.heartbeat(WorkerId("a"), heartbeat, 0)
+    with_prefill_worker(registry)
     _, generate = sent(dispatcher.submit(work_of("r", num_prompt_logprobs=num_prompt_logprobs), 0))
     assert (generate.prefill is None) == (num_prompt_logprobs is not None)
     loads = {worker.worker_id: worker.ranks[0].num_dispatched_tokens for worker in registry.view.workers}
@@ -174,12 +243,8 @@ def test_lost_request_is_sent_to_at_most_three_workers() -> None:
     registry, dispatcher = cluster_of("a", "b", "c", "d")
     actions = dispatcher.submit(work_of("r"), 0)
     for _ in range(MAX_RETRIES):
-        worker_id, generate = sent(actions)
-        (left,) = registry.leave(worker_id, generate.receiver)
-        actions = dispatcher.worker_left(left.worker, 0)
-    worker_id, generate = sent(actions)
-    (left,) = registry.leave(worker_id, generate.receiver)
-    (action,) = dispatcher.worker_left(left.worker, 0)
+        actions = lose(registry, dispatcher, *sent(actions))
+    (action,) = lose(registry, dispatcher, *sent(actions))
     assert isinstance(action, Fail)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pdserve.wire.cluster import MAX_CHOICES, Generate
+from pdserve.wire.cluster import MAX_CHOICES, Generate, Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,4 +33,23 @@ def why_impossible(generate: Generate, limits: DecodeLimits, *, num_kv_tokens: i
             f"{num_tokens} tokens (prompt and max_tokens) do not fit this worker's KV cache of {num_kv_tokens}; "
             "lower max_tokens or raise --kv-tokens"
         )
+    return _why_no_continuation(generate)
+
+
+def _why_no_continuation(generate: Generate) -> str | None:
+    """Why no answer can go on from what is said to have been told of it."""
+    if not generate.told:
+        return None
+    if len(generate.told) != generate.num_choices:
+        return f"{len(generate.told)} of {generate.num_choices} choices are said to have been told"
+    if all(choice.is_finished for choice in generate.told):
+        return "every choice is said to have finished"
+    if not all(_can_go_on(choice, max_tokens=generate.sampling.max_tokens) for choice in generate.told):
+        return "more of a choice is said to have been told than it can have"
     return None
+
+
+def _can_go_on(told: Told, *, max_tokens: int) -> bool:
+    num_tokens = len(told.token_ids)
+    has_sane_counts = 0 <= told.num_entries <= num_tokens and told.num_text_chars >= 0
+    return told.is_finished or (num_tokens < max_tokens and has_sane_counts)

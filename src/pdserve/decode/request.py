@@ -7,12 +7,12 @@ import msgspec
 
 from pdserve.decode.choice import Choice, ChoicePhase
 from pdserve.decode.deltas import deltas_of_prompt
-from pdserve.ids import HandoffId, RequestId, SequenceId, TailSlot
+from pdserve.ids import HandoffId, Incarnation, RequestId, SequenceId, TailSlot
 from pdserve.sampling import TokenLogprobs
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.units import seconds_to_ns
-from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Generate, PrefillPlace
+from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Generate, PrefillPlace, Told, resumes_apart
 
 
 class Phase(Enum):
@@ -32,6 +32,8 @@ class LocalReason(Enum):
     """The gateway chose so: colocated, or a prompt of one token."""
     PROMPT_LOGPROBS = "prompt_logprobs"
     """They are wanted, and a prefill worker has none to hand over."""
+    RESUMED = "resumed"
+    """Several answers that were begun elsewhere go on, each from tokens of its own."""
     NO_PREFILL_WORKER = "no_prefill_worker"
     """There is none, or the chosen one is not connected."""
     QUARANTINE = "quarantine"
@@ -55,7 +57,9 @@ class Request:
     def __init__(
         self, generate: Generate, *, new_sequence_id: Callable[[], SequenceId], tokenizer: Tokenizer, now_ns: int
     ) -> None:
+        """Requires: what was told leaves a choice to answer."""
         self.generate = generate
+        told = generate.told or (Told(),) * generate.num_choices
         self.choices = tuple(
             Choice(
                 index,
@@ -63,20 +67,29 @@ class Request:
                 sequence_id=new_sequence_id(),
                 sampling=generate.sampling,
                 tokenizer=tokenizer,
+                told=told[index],
             )
             for index in range(generate.num_choices)
         )
+        self.lead = self.waiting_choices[0]
+        """The choice that the prompt is computed as."""
+        self.resumes_apart = resumes_apart(told)
+        """Each choice computes its own tokens; no other begins from the pages of the lead's."""
         self.phase = Phase.PENDING
         self.handoff_id: HandoffId | None = None
         self.tail_slot: TailSlot | None = None
         """Ours: the hidden state that a drafter begins with."""
         self.deadline_ns = now_ns + seconds_to_ns(generate.timeout_s)
         self.local_reason: LocalReason | None = None
+        self.asked_peers: list[Incarnation] = []
+        """Prefill workers that had a grant."""
+        self.handoff_failure: LocalReason | None = None
+        """Of the last one, while no other is asked."""
         self.arrival_ns = now_ns
         self.instants = RequestInstants().at(Instant.ACCEPTED, now_ns)
         self.arrivals_ns: tuple[int, ...] = ()
         """The instant of each write of the handoff, for a traced request."""
-        self._num_prompt_logprobs_told = 0
+        self._num_prompt_logprobs_told = generate.num_prompt_logprobs_told
         self._has_told_place = False
 
     @property
@@ -86,6 +99,16 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.generate.prompt_token_ids)
+
+    def token_ids_of(self, choice: Choice) -> tuple[int, ...]:
+        """Those that are computed before it samples: of the prompt, and kept ones."""
+        return self.generate.prompt_token_ids + choice.kept_token_ids
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """To be computed before all choices that wait sample."""
+        apart = self.waiting_choices if self.resumes_apart else [self.lead]
+        return sum(self.num_prompt_tokens + len(choice.kept_token_ids) for choice in apart)
 
     @property
     def waiting_choices(self) -> list[Choice]:
@@ -102,7 +125,7 @@ class Request:
             return None
         if Instant.LANDED in self.instants.times_ns:
             return HandoffOutcome.LANDED
-        match self.local_reason:
+        match self.handoff_failure:
             case LocalReason.REFUSED:
                 return HandoffOutcome.REFUSED
             case LocalReason.HANDOFF_FAILED:
@@ -115,9 +138,12 @@ class Request:
         if instant not in self.instants.times_ns:
             self.instants = self.instants.at(instant, now_ns)
 
-    def tell(self, choice: Choice, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None) -> Delta:
-        """What goes out of the tokens that a choice got in one step."""
-        return self._with_place(choice.accept(token_ids, logprobs))
+    def tell(
+        self, choice: Choice, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> Delta | None:
+        """What goes out of the tokens that a choice got in one step; None: the client has it."""
+        delta = choice.accept(token_ids, logprobs)
+        return None if delta is None else self._with_place(delta)
 
     def tell_prompt(self, start: int, entries: Sequence[TokenLogprobs]) -> list[Delta]:
         """What goes out of the logprobs of the prompt tokens from `start` on: each once, also when computed again."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from pdserve.decode.choice import Choice, ChoicePhase
 from pdserve.decode.deltas import split_deltas
 from pdserve.decode.limits import DecodeLimits, why_impossible
+from pdserve.decode.prefill_place import next_place, reason_from_the_start
 from pdserve.decode.request import LocalReason, Phase, Request
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, PageIndex, RequestId, SequenceId
@@ -29,8 +30,9 @@ class DecodeRole:
 
     Ownership of a request's pages: nobody's while PENDING, the receiver's in HANDOFF, the scheduler's while SCHEDULED.
 
-    A prompt is computed once, as that of choice 0; the other choices are forked from its pages when these hold the
-    prompt: at the landing, or else with the first token. Of a prompt of one token there is nothing to wait for.
+    A prompt is computed once, as that of the lead, the first choice; the others are forked from its pages when these
+    hold the prompt: at the landing, or else with the first token. Of a prompt of one token there is nothing to wait
+    for. Choices that resume from tokens of their own are prefilled each by itself, unless there is but one.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class DecodeRole:
     @property
     def num_pending(self) -> int:
         """Sequences of the requests that wait for room."""
-        return sum(len(request.choices) for request in self._pending)
+        return sum(len(request.waiting_choices) for request in self._pending)
 
     @property
     def num_pending_tokens(self) -> int:
-        return sum(request.num_prompt_tokens for request in self._pending)
+        return sum(request.num_waiting_tokens for request in self._pending)
 
     @property
     def owners(self) -> Mapping[SequenceId, tuple[Request, Choice]]:
@@ -97,6 +99,7 @@ class DecodeRole:
 
     def on_generate(self, generate: Generate, *, now_ns: int) -> None:
         limits = self._limits
+        num_open_choices = generate.num_choices - sum(choice.is_finished for choice in generate.told)
         problem = why_impossible(generate, limits, num_kv_tokens=self._pool.num_pages * self._page_slots)
         if problem is not None:
             self._refuse(generate, FailureKind.INVALID, problem)
@@ -104,8 +107,8 @@ class DecodeRole:
             return  # The gateway repeated itself; the request that runs under this id will answer.
         elif len(self._requests) >= limits.max_requests:
             self._refuse(generate, FailureKind.CAPACITY, f"{limits.max_requests} requests are open on this worker")
-        elif len(self._by_sequence) + generate.num_choices > limits.max_sequences:
-            message = f"{generate.num_choices} more answers are over the {limits.max_sequences} of this worker"
+        elif len(self._by_sequence) + num_open_choices > limits.max_sequences:
+            message = f"{num_open_choices} more answers are over the {limits.max_sequences} of this worker"
             self._refuse(generate, FailureKind.CAPACITY, message)
         else:
             self._take_on(generate, now_ns=now_ns)
@@ -188,46 +191,33 @@ class DecodeRole:
 
     def _take_on(self, generate: Generate, *, now_ns: int) -> None:
         request = Request(generate, new_sequence_id=self._new_sequence_id, tokenizer=self._tokenizer, now_ns=now_ns)
-        request.local_reason = self._reason_from_the_start(generate)
+        request.local_reason = reason_from_the_start(request, needs_prefill_worker=self._needs_prefill_worker)
         self._requests[request.request_id] = request
-        for choice in request.choices:
+        for choice in request.waiting_choices:
             self._by_sequence[choice.sequence_id] = request, choice
         self._pending.append(request)
         self.advance(now_ns=now_ns)
 
-    def _reason_from_the_start(self, generate: Generate) -> LocalReason | None:
-        """Why no prefill worker is even asked."""
-        if len(generate.prompt_token_ids) < 2:
-            return LocalReason.ROUTED
-        if generate.sampling.num_prompt_logprobs is not None:
-            return LocalReason.PROMPT_LOGPROBS
-        if generate.prefill is None:
-            return LocalReason.NO_PREFILL_WORKER if self._needs_prefill_worker else LocalReason.ROUTED
-        return None
-
     def _start(self, request: Request, *, now_ns: int) -> bool:
         """Send a request on its way; false when it must wait for room."""
-        target = request.generate.prefill
-        if request.local_reason is None and target is not None:
-            if not self._receiver.is_connected(target.incarnation):
-                request.local_reason = LocalReason.NO_PREFILL_WORKER
-            elif not self._receiver.accepts_handoffs(self._dp_rank):
-                request.local_reason = LocalReason.QUARANTINE
-            else:
-                return self._open_handoff(request, target.incarnation, now_ns=now_ns)
-        first = request.choices[0]
-        try:
-            self._scheduler.add(self._sequence(request, first))
-        except CapacityError:
-            return False
-        first.phase = ChoicePhase.SCHEDULED
+        if request.local_reason is None:
+            place = next_place(request, self._receiver, dp_rank=self._dp_rank)
+            if not isinstance(place, LocalReason):
+                return self._open_handoff(request, place, now_ns=now_ns)
+            request.local_reason = place
+        for choice in request.waiting_choices if request.resumes_apart else [request.lead]:
+            try:
+                self._scheduler.add(self._sequence(request, choice))
+            except CapacityError:
+                return False
+            choice.phase = ChoicePhase.SCHEDULED
         request.phase = Phase.SCHEDULED
         if request.num_prompt_tokens == 1:
             self._fork_waiting(request, [])
         return True
 
     def _open_handoff(self, request: Request, peer: Incarnation, *, now_ns: int) -> bool:
-        token_ids = request.generate.prompt_token_ids
+        token_ids = request.token_ids_of(request.lead)
         num_pages = div_ceil(len(token_ids), self._page_slots)
         # Left free: a page for each running sequence to grow, or admission would cause the next preemption; and what
         # waits in the schedule needs, or handoffs could starve local prompts and preempted answers.
@@ -247,6 +237,8 @@ class DecodeRole:
         except CapacityError:
             return False
         request.phase = Phase.HANDOFF
+        request.asked_peers.append(peer)
+        request.handoff_failure = None
         request.mark(Instant.GRANTED, now_ns)
         return True
 
@@ -257,7 +249,7 @@ class DecodeRole:
         """Without pages. Only one whose prompt is computed can begin with the tail."""
         return Sequence(
             sequence_id=choice.sequence_id,
-            token_ids=list(request.generate.prompt_token_ids),
+            token_ids=list(request.token_ids_of(choice)),
             num_prompt_tokens=request.num_prompt_tokens,
             arrival_ns=request.arrival_ns,
             sampling=choice.sampling,
@@ -288,21 +280,21 @@ class DecodeRole:
         request.tail_slot = outcome.tail_slot if self._keeps_tails else None
         if self._on_prefilled is not None:
             self._on_prefilled(request, tuple(outcome.page_indices))
-        first = request.choices[0]
-        sequence = self._sequence(request, first, num_computed=request.num_prompt_tokens - 1)
+        lead = request.lead
+        sequence = self._sequence(request, lead, num_computed=len(request.token_ids_of(lead)) - 1)
         sequence.page_indices = outcome.page_indices
         self._scheduler.add(sequence)
-        first.phase = ChoicePhase.SCHEDULED
+        lead.phase = ChoicePhase.SCHEDULED
         self._fork_waiting(request, outcome.page_indices)
         request.phase = Phase.SCHEDULED
 
     def _handoff_failed(self, outcome: HandoffFailed) -> None:
-        """Prefill locally instead (DESIGN section 6); the lost handoff's pages stay with the receiver."""
+        """Another prefill worker is asked, or it is prefilled here; the lost handoff's pages stay with the receiver."""
         request = self._requests.get(outcome.request_id)
         if request is None or request.handoff_id != outcome.handoff_id:
             return
         is_refusal = isinstance(outcome.error, CapacityError)
-        request.local_reason = LocalReason.REFUSED if is_refusal else LocalReason.HANDOFF_FAILED
+        request.handoff_failure = LocalReason.REFUSED if is_refusal else LocalReason.HANDOFF_FAILED
         request.handoff_id = None
         request.phase = Phase.PENDING
         self._pending.appendleft(request)
@@ -320,9 +312,11 @@ class DecodeRole:
         now_ns: int,
     ) -> None:
         request.mark(Instant.FIRST_TOKEN, now_ns)
-        if choice.index == 0 and choice.num_generated == 0 and request.local_reason is not None:
+        if choice is request.lead and not choice.has_sampled and request.local_reason is not None:
             self._prefilled_here(request, sequence.page_indices)
         delta = request.tell(choice, token_ids, logprobs)
+        if delta is None:
+            return
         self._deltas.append(delta)
         if delta.finish_reason is not None:
             self._give_back(choice)
@@ -330,10 +324,11 @@ class DecodeRole:
                 self._let_go(request, now_ns=now_ns)
 
     def _prefilled_here(self, request: Request, page_indices: list[PageIndex]) -> None:
-        """Choice 0 has its first token: its pages hold the prompt."""
+        """The lead has its first token: its pages hold the prompt."""
         if self._on_prefilled is not None:
             self._on_prefilled(request, tuple(page_indices))
-        self._fork_waiting(request, page_indices)
+        if not request.resumes_apart:
+            self._fork_waiting(request, page_indices)
 
     def _refuse(self, generate: Generate, kind: FailureKind, message: str) -> None:
         retry_after_s = self._limits.retry_after_s if kind is FailureKind.CAPACITY else None

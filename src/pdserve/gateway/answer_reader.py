@@ -14,8 +14,6 @@ from pdserve.wire.cluster import Delta, FinishReason
 class Arrival:
     prompt_index: int
     delta: Delta
-    restarted: bool
-    """Everything of this prompt before it is void: a worker was lost, and another one answers."""
 
 
 class AnswerReader:
@@ -34,7 +32,6 @@ class AnswerReader:
         for stream in streams:
             stream.wake_with(self._changed)
         self._num_unfinished = [num_choices] * len(streams)
-        self._num_restarts = [0] * len(streams)
         self._turn = 0
 
     @property
@@ -58,14 +55,9 @@ class AnswerReader:
             await self._changed.wait()
 
     def _arrival(self, prompt_index: int, delta: Delta) -> Arrival:
-        num_restarts = self._streams[prompt_index].num_restarts
-        restarted = num_restarts != self._num_restarts[prompt_index]
-        if restarted:
-            self._num_restarts[prompt_index] = num_restarts
-            self._num_unfinished[prompt_index] = self.num_choices
         if delta.finish_reason is not None:
             self._num_unfinished[prompt_index] -= 1
-        return Arrival(prompt_index, _without_tokens(delta) if self._drops_tokens else delta, restarted)
+        return Arrival(prompt_index, _without_tokens(delta) if self._drops_tokens else delta)
 
 
 def _without_tokens(delta: Delta) -> Delta:

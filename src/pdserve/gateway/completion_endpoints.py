@@ -140,7 +140,6 @@ class CompletionEndpoints:
                     sampling=sampling,
                     num_choices=asked.num_generated,
                     deadline_ns=deadline_ns,
-                    streams=bool(asked.fields.stream),
                     traced=traced,
                 )
             )

@@ -4,8 +4,9 @@ Invariants (the state machine test checks them):
 1. A request ends exactly once: by the finish reason of its last choice, by `Fail`, or by `cancel` (rule H7).
 2. An attempt belongs to one incarnation of one worker; what anybody else says of it is refused and counted (rule H4),
    as is what is said of a choice that has finished, or that nobody asked for.
-3. After a delta was delivered to a client that streams, the request is never sent to another worker (rule H9). A delta
-   of the prompt's logprobs is one.
+3. What is delivered of a request, by whichever workers, is one answer: nothing twice, nothing left out (rule H8). A
+   request that moves to another worker says what was delivered, and is continued from there.
+4. A request is sent to at most `1 + MAX_RETRIES` workers.
 """
 
 from collections.abc import Iterable
@@ -25,11 +26,23 @@ from pdserve.gateway.failures import (
     too_many_pending,
     worker_lost,
 )
+from pdserve.gateway.progress import Progress
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.routing.least_loaded import RankKey, Route, choose
 from pdserve.sampling import SamplingParams
 from pdserve.units import ns_to_seconds
-from pdserve.wire.cluster import Abort, Delta, Failed, FailureKind, Generate, Generated, PrefillTarget
+from pdserve.wire.cluster import (
+    MAX_TOLD_TOKENS,
+    Abort,
+    Delta,
+    Failed,
+    FailureKind,
+    Generate,
+    Generated,
+    PrefillTarget,
+    Told,
+    resumes_apart,
+)
 
 MAX_RETRIES = 2
 """A request that three ranks could not answer may be what breaks them."""
@@ -43,8 +56,6 @@ class Work:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     deadline_ns: int
-    streams: bool
-    """Deltas reach the client at once, so that they can't be taken back."""
     num_choices: int = 1
     """Answers wanted, at most `MAX_CHOICES`."""
     traced: bool = False
@@ -65,19 +76,12 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
-    """Forget what was delivered: the request starts again on another rank."""
-
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
 class Fail:
     request_id: RequestId
     failure: Failure
 
 
-Action = Send | Deliver | Restart | Fail
+Action = Send | Deliver | Fail
 
 
 class PendingWork(Protocol):
@@ -100,10 +104,8 @@ class _Pending:
     worker_id: WorkerId
     incarnation: Incarnation
     dp_rank: int
+    progress: Progress
     num_retries: int = 0
-    has_delta: bool = False
-    finished: set[int] = field(default_factory=set[int])
-    """Choices of this attempt that have their finish reason."""
     excluded_workers: set[WorkerId] = field(default_factory=set[WorkerId])
     """They said that they shut down. One that was lost is not in the view, and its successor may take the request."""
     excluded_ranks: set[RankKey] = field(default_factory=set[RankKey])
@@ -138,10 +140,17 @@ class Dispatcher:
             route = choose(self._registry.view, num_prompt_tokens=len(work.prompt_token_ids))
         except CapacityError as error:
             raise RequestFailed(NO_WORKER) from error
-        pending = _Pending(work, work.request_id, route.decode.worker_id, route.decode.incarnation, route.dp_rank)
+        pending = _Pending(
+            work,
+            work.request_id,
+            route.decode.worker_id,
+            route.decode.incarnation,
+            route.dp_rank,
+            Progress(num_choices=work.num_choices),
+        )
         self._by_request[work.request_id] = pending
         self._by_attempt[pending.attempt_id] = pending
-        return [self._send(pending, route, now_ns)]
+        return [self._send(pending, route, (), now_ns)]
 
     def generated(self, worker_id: WorkerId, generated: Generated) -> list[Action]:
         actions: list[Action] = []
@@ -149,14 +158,12 @@ class Dispatcher:
             pending = self._owned(delta.request_id, worker_id, generated.sender)
             if pending is None:
                 continue
-            if delta.choice_index in pending.finished or not 0 <= delta.choice_index < pending.work.num_choices:
+            if not pending.progress.accepts(delta):
                 self.num_stale += 1
                 continue
-            pending.has_delta = True
+            pending.progress.add(delta)
             actions.append(Deliver(pending.work.request_id, delta))
-            if delta.finish_reason is not None:
-                pending.finished.add(delta.choice_index)
-            if len(pending.finished) == pending.work.num_choices:
+            if pending.progress.is_finished:
                 self._end(pending)
         return actions
 
@@ -216,12 +223,14 @@ class Dispatcher:
         return pending
 
     def _retry(self, pending: _Pending, failure: Failure, now_ns: int) -> list[Action]:
-        if (pending.has_delta and pending.work.streams) or pending.num_retries >= MAX_RETRIES:
+        """Let another rank go on with what is not delivered yet."""
+        if pending.num_retries >= MAX_RETRIES or pending.progress.num_tokens > MAX_TOLD_TOKENS:
             return self._fail(pending, failure)
+        told = pending.progress.told()
         try:
             route = choose(
                 self._registry.view,
-                num_prompt_tokens=len(pending.work.prompt_token_ids),
+                num_prompt_tokens=_num_tokens_to_prefill(pending, told),
                 excluded_workers=pending.excluded_workers,
                 excluded_ranks=pending.excluded_ranks,
             )
@@ -234,20 +243,18 @@ class Dispatcher:
         pending.worker_id, pending.incarnation = route.decode.worker_id, route.decode.incarnation
         pending.dp_rank = route.dp_rank
         self._by_attempt[pending.attempt_id] = pending
-        actions: list[Action] = [Restart(pending.work.request_id)] if pending.has_delta else []
-        pending.has_delta = False
-        pending.finished.clear()
-        return [*actions, self._send(pending, route, now_ns)]
+        return [self._send(pending, route, told, now_ns)]
 
-    def _send(self, pending: _Pending, route: Route, now_ns: int) -> Send:
+    def _send(self, pending: _Pending, route: Route, told: tuple[Told, ...], now_ns: int) -> Send:
         work, decode = pending.work, route.decode
         # Logprobs of a prompt are computed with it, and only a decode worker has somebody to tell them to.
-        prefill = route.prefill if work.sampling.num_prompt_logprobs is None else None
-        num_tokens = len(work.prompt_token_ids)
+        is_local = work.sampling.num_prompt_logprobs is not None or resumes_apart(told)
+        prefill = None if is_local else route.prefill
+        num_tokens = _num_tokens_to_prefill(pending, told)
         self._registry.dispatched(
             decode.worker_id,
             dp_rank=route.dp_rank,
-            num_sequences=work.num_choices,
+            num_sequences=pending.progress.num_unfinished,
             num_tokens=0 if prefill else num_tokens,
         )
         if prefill is not None:
@@ -259,6 +266,8 @@ class Dispatcher:
             prompt_token_ids=work.prompt_token_ids,
             sampling=work.sampling,
             num_choices=work.num_choices,
+            told=told,
+            num_prompt_logprobs_told=pending.progress.num_prompt_logprobs,
             prefill=prefill_target(prefill) if prefill else None,
             timeout_s=max(0.0, ns_to_seconds(work.deadline_ns - now_ns)),
             traced=work.traced,
@@ -272,6 +281,11 @@ class Dispatcher:
     def _end(self, pending: _Pending) -> None:
         del self._by_request[pending.work.request_id]
         del self._by_attempt[pending.attempt_id]
+
+
+def _num_tokens_to_prefill(pending: _Pending, told: tuple[Told, ...]) -> int:
+    num_prompts = pending.progress.num_unfinished if resumes_apart(told) else 1
+    return num_prompts * len(pending.work.prompt_token_ids) + pending.progress.num_tokens
 
 
 def prefill_target(worker: WorkerView) -> PrefillTarget:

@@ -15,17 +15,7 @@ from pdserve.cluster.registry import Joined, LeaveReason, Left, Refused, Registr
 from pdserve.cluster.view import ClusterView
 from pdserve.config.role import Role
 from pdserve.errors import PeerLost, RemoteProtocolError
-from pdserve.gateway.dispatcher import (
-    Action,
-    Deliver,
-    Dispatcher,
-    Fail,
-    PendingWork,
-    Restart,
-    Send,
-    Work,
-    prefill_target,
-)
+from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, PendingWork, Send, Work, prefill_target
 from pdserve.gateway.failures import CLIENT_TOO_SLOW, NO_WORKER, SHUTTING_DOWN, RequestFailed
 from pdserve.gateway.open_requests import OpenRequests
 from pdserve.gateway.settings import GatewaySettings
@@ -287,9 +277,6 @@ class Hub:
                     if stream is not None and not stream.put(delta):
                         stream.fail(CLIENT_TOO_SLOW)
                         outstanding.extend(self._dispatcher.cancel(request_id))
-                case Restart(request_id):
-                    if request_id in self._streams:
-                        self._streams[request_id].restart()
                 case Fail(request_id, failure):
                     if request_id in self._streams:
                         self._streams[request_id].fail(failure)

@@ -89,10 +89,6 @@ class RequestRecord:
         choice.last_delta_ns = now_ns
         choice.num_tokens += len(delta.token_ids)
 
-    def restarted(self, prompt_index: int) -> None:
-        """The tokens so far were of a worker that was lost; the answer to this prompt begins again."""
-        self._choices = {key: choice for key, choice in self._choices.items() if key[0] != prompt_index}
-
     def tokenized(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
         self.at(Instant.TOKENIZED)

@@ -57,13 +57,12 @@ class ResponsesEndpoints:
                 prompt_token_ids=prompt.token_ids,
                 sampling=_sampling(prompt, max_model_len=self._hub.require_max_model_len()),
                 deadline_ns=deadline_ns,
-                streams=bool(asked.stream),
                 traced=request.headers.get(TRACE_HEADER) == "1",
             )
             reader = AnswerReader([works.submit(work)], num_choices=1)
             record.at(Instant.DISPATCHED)
             writer = self._writer(asked, request_id, prompt)
-            if not work.streams:
+            if not asked.stream:
                 return await _answer_whole(reader, writer, record)
             events = EventWriter(request, write_timeout_s=self._settings.write_timeout_s)
             return await _answer_in_events(reader, writer, record, events)

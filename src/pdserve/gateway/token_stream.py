@@ -15,8 +15,6 @@ class TokenStream:
         self._deltas: deque[Delta] = deque()
         self._failure: Failure | None = None
         self._changed = asyncio.Event()
-        self.num_restarts = 0
-        """How often everything read so far became void; a reader that keeps deltas compares it."""
 
     @property
     def num_deltas(self) -> int:
@@ -40,10 +38,6 @@ class TokenStream:
         """The reader gets what is queued, then the failure."""
         self._failure = failure
         self._changed.set()
-
-    def restart(self) -> None:
-        self._deltas.clear()
-        self.num_restarts += 1
 
     def take(self) -> Delta | None:
         """The next delta, None while there is none. Raises: `RequestFailed` once nothing precedes the failure."""

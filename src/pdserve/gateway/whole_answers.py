@@ -47,7 +47,7 @@ class PromptAnswer:
 
 
 class _Gathering:
-    """What has come of the answer to one prompt, of one attempt."""
+    """What has come of the answer to one prompt."""
 
     def __init__(self, *, num_choices: int) -> None:
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -68,13 +68,10 @@ class _Gathering:
 
 
 async def read_whole(reader: AnswerReader, record: RequestRecord) -> list[PromptAnswer]:
-    """The answers by prompt, with nothing of attempts that were lost. Raises: `RequestFailed`."""
+    """The answers by prompt. Raises: `RequestFailed`."""
     gathered = [_Gathering(num_choices=reader.num_choices) for _ in range(reader.num_prompts)]
     while not reader.is_finished:
         arrival = await reader.next()
-        if arrival.restarted:
-            gathered[arrival.prompt_index] = _Gathering(num_choices=reader.num_choices)
-            record.restarted(arrival.prompt_index)
         gathered[arrival.prompt_index].add(arrival.delta)
         record.delivered(arrival.prompt_index, arrival.delta)
     return [gathering.answer() for gathering in gathered]

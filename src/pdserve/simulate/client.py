@@ -45,13 +45,6 @@ class Client:
         if len(self.finished) == self.work.num_choices:
             self.end("answered")
 
-    def start_over(self) -> None:
-        """H9: what a client that streams has read can't be taken back."""
-        if self.work.streams:
-            raise RuleBroken(f"H9: {self.name} streams, and was asked to forget {self.answers}", about=self.name)
-        self.answers.clear()
-        self.finished.clear()
-
     def fail(self, status: int, *, now_ns: int) -> None:
         """H9: the statuses that a right request may get, and 504 only when its time is over."""
         if status not in HONEST_STATUSES or (status == TIMED_OUT_STATUS and now_ns < self.work.deadline_ns):

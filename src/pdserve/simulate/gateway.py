@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 from pdserve.cluster.registry import Joined, LeaveReason, Left, Refused, Registry
 from pdserve.config.role import Role
@@ -154,7 +155,7 @@ class Gateway(Process):
                 case Fail(request_id, failure):
                     self.clients[request_id].fail(failure.status, now_ns=self.now_ns)
                 case _:
-                    self.clients[action.request_id].start_over()
+                    assert_never(action)
 
     def _note_dependence(self, worker_id: WorkerId, message: Generate | Abort) -> None:
         if isinstance(message, Generate):

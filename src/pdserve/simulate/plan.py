@@ -67,7 +67,6 @@ class Arrival:
     prompt: tuple[int, ...]
     max_tokens: int
     num_choices: int
-    streams: bool
     timeout_ns: int
     leaves_after_ns: int | None
 
@@ -147,7 +146,6 @@ def _arrival(draw: random.Random, span_ns: int) -> Arrival:
         prompt=tuple(draw.randrange(VOCABULARY) for _ in range(num_tokens)),
         max_tokens=draw.randint(1, MAX_ANSWER_TOKENS),
         num_choices=draw.choice([1, 1, 1, 1, 2]),
-        streams=draw.random() < 0.7,
         timeout_ns=draw.choice([50 * NS_PER_MS, PATIENT_NS, PATIENT_NS, PATIENT_NS]),
         leaves_after_ns=draw.randint(0, 100 * NS_PER_MS) if draw.random() < 0.25 else None,
     )

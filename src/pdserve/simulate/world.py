@@ -178,7 +178,6 @@ class World:
                 prompt_token_ids=arrival.prompt,
                 sampling=SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0, ignore_eos=True),
                 deadline_ns=self.agenda.now_ns + arrival.at_ns + arrival.timeout_ns,
-                streams=arrival.streams,
                 num_choices=arrival.num_choices,
             ),
         )

@@ -3,6 +3,7 @@
 The worker dials `/cluster` of the gateway and sends `Join`; the gateway answers `Welcome` or `JoinRefused`.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated
 
@@ -89,6 +90,26 @@ MAX_CHOICES = 128
 """OpenAI's bound of `n`."""
 
 
+MAX_TOLD_TOKENS = 2**20
+"""In a `Generate`, of all choices: at 5 bytes each, 5 of the 8 MiB that a message may have."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the client has of one choice, from workers that were lost: the answer goes on from there."""
+
+    token_ids: tuple[int, ...] = ()
+    """Of all deltas that were delivered; none where it is finished."""
+    num_text_chars: int = 0
+    num_entries: int = 0
+    is_finished: bool = False
+
+
+def resumes_apart(told: Sequence[Told]) -> bool:
+    """Several choices go on, no longer from the prompt alone: each is prefilled by itself, on the decode worker."""
+    unfinished = [choice for choice in told if not choice.is_finished]
+    return len(unfinished) > 1 and any(choice.token_ids for choice in unfinished)
+
+
 class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, tag=True):
     """Gateway to decode worker: one prompt. The worker owns the request from here on."""
 
@@ -101,6 +122,9 @@ class Generate(Message, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     num_choices: int = 1
     """Answers wanted. Choice i is what a request for one answer with `seed + i` would get; its prompt is computed once
     and its pages are shared. At most `MAX_CHOICES`."""
+    told: Annotated[tuple[Told, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
+    """By choice: none of it is told again. Empty: the client has nothing of any choice."""
+    num_prompt_logprobs_told: int = 0
     prefill: PrefillTarget | None
     """None: prefill locally."""
     timeout_s: float
