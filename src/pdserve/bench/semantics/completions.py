@@ -53,7 +53,7 @@ class Texts:
         return cls(
             short=short,
             medium=paragraphs[1],
-            long=natural_text,
+            long="\n\n".join(paragraphs[:3]),
             short_ids=tuple(tokenizer.encode(short)),
             eos_id=min(tokenizer.eos_token_ids),
             word_id=tokenizer.encode(" the", add_special_tokens=False)[0],
