@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from pdserve.bench.api_client import ApiClient
+from pdserve.bench.handoff_check import Guesses, Prober
 from pdserve.errors import InternalError
 from pdserve.units import NS_PER_S
 
@@ -38,8 +38,7 @@ class Run:
 
     tokens_per_s: float
     """Of all streams together, from the last first token to the first last one: all of them decode, none prefills."""
-    num_drafts: int
-    num_accepted: int
+    guesses: Guesses
     token_ids: tuple[tuple[int, ...], ...]
     """By prompt."""
 
@@ -60,13 +59,13 @@ class DecodingRow(msgspec.Struct, frozen=True, kw_only=True):
     num_repetitions: int
 
 
-async def measure(client: ApiClient, session: aiohttp.ClientSession, load: Load) -> Run:
+async def measure(client: ApiClient, prober: Prober, load: Load) -> Run:
     """Requires: one worker, which nobody else uses."""
-    before = await _draft_counts(client, session)
+    before = await prober.guesses()
     answers = await asyncio.gather(
         *(client.complete(prompt, max_tokens=NUM_TOKENS, **load.fields) for prompt in load.prompts)
     )
-    after = await _draft_counts(client, session)
+    after = await prober.guesses()
     start_ns = max(answer.token_ns[0] for answer in answers)
     stop_ns = min(answer.token_ns[-1] for answer in answers)
     if stop_ns <= start_ns:
@@ -74,8 +73,7 @@ async def measure(client: ApiClient, session: aiohttp.ClientSession, load: Load)
     num_tokens = sum(start_ns < token_ns <= stop_ns for answer in answers for token_ns in answer.token_ns)
     return Run(
         tokens_per_s=num_tokens * NS_PER_S / (stop_ns - start_ns),
-        num_drafts=after[0] - before[0],
-        num_accepted=after[1] - before[1],
+        guesses=after.since(before),
         token_ids=tuple(tuple(answer.token_ids) for answer in answers),
     )
 
@@ -88,7 +86,7 @@ def rows_of(load: Load, runs: dict[str, Sequence[Run]]) -> list[DecodingRow]:
 
 def _row(load: Load, arm: str, runs: Sequence[Run], reference: Sequence[Run] | None) -> DecodingRow:
     speeds = [run.tokens_per_s for run in runs]
-    num_drafts = sum(run.num_drafts for run in runs)
+    num_drafts = sum(run.guesses.num_tried for run in runs)
     num_tokens = sum(len(token_ids) for run in runs for token_ids in run.token_ids)
     ratios = [run.tokens_per_s / other.tokens_per_s for run, other in zip(runs, reference or (), strict=False)]
     return DecodingRow(
@@ -99,20 +97,7 @@ def _row(load: Load, arm: str, runs: Sequence[Run], reference: Sequence[Run] | N
         tokens_per_s_min=min(speeds),
         tokens_per_s_max=max(speeds),
         ratio=statistics.median(ratios) if ratios else None,
-        acceptance=sum(run.num_accepted for run in runs) / num_drafts if num_drafts else None,
+        acceptance=sum(run.guesses.num_accepted for run in runs) / num_drafts if num_drafts else None,
         guesses_per_token=num_drafts / num_tokens,
         num_repetitions=len(runs),
     )
-
-
-async def _draft_counts(client: ApiClient, session: aiohttp.ClientSession) -> tuple[int, int]:
-    """Guesses and accepted guesses of the one worker so far."""
-    (worker,) = await client.workers()
-    async with session.get(f"{worker['url']}/metrics") as response:
-        text = await response.text()
-    return _total(text, "pdserve:draft_tokens_total"), _total(text, "pdserve:draft_tokens_accepted_total")
-
-
-def _total(exposition: str, name: str) -> int:
-    lines = [line for line in exposition.splitlines() if line.startswith(name + "{")]
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)

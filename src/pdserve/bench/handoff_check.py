@@ -58,6 +58,11 @@ class Guesses:
     num_tried: int
     num_accepted: int
 
+    def since(self, before: "Guesses") -> "Guesses":
+        return Guesses(
+            num_tried=self.num_tried - before.num_tried, num_accepted=self.num_accepted - before.num_accepted
+        )
+
     def __str__(self) -> str:
         share = f" ({100 * self.num_accepted / self.num_tried:.1f}%)" if self.num_tried else ""
         return f"{self.num_accepted} of {self.num_tried} accepted{share}"

@@ -15,6 +15,7 @@ from pdserve.bench.api_client import ApiClient
 from pdserve.bench.decoding import DecodingRow, Load, Run, measure, rows_of
 from pdserve.bench.decoding_loads import grammar_loads, speculation_loads
 from pdserve.bench.documents import DocumentCount, count_valid_documents
+from pdserve.bench.handoff_check import Prober
 from pdserve.bench.provenance import this_commit, this_machine
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
@@ -32,7 +33,7 @@ WORKER_ARGUMENTS = {PLAIN: ("--threads", "1"), NGRAM: ("--threads", "1", "--spec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arm:
     client: ApiClient
-    session: aiohttp.ClientSession
+    prober: Prober
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -86,7 +87,8 @@ async def _measure(arguments: argparse.Namespace) -> tuple[list[DecodingRow], Do
                 worker_arguments=worker_arguments,
             )
             deployment = await stack.enter_async_context(LocalDeployment(settings, on_progress=say))
-            arms[name] = _Arm(client=ApiClient(session, deployment.url, api_key=environment.api_key()), session=session)
+            client = ApiClient(session, deployment.url, api_key=environment.api_key())
+            arms[name] = _Arm(client=client, prober=Prober(client, session, secret=environment.cluster_secret()))
         rows: list[DecodingRow] = []
         for load in speculation_loads():
             runs = await _take_turns({name: (arm, load) for name, arm in arms.items()}, arguments.repetitions)
@@ -104,7 +106,7 @@ async def _take_turns(arms: Mapping[str, tuple[_Arm, Load]], num_repetitions: in
     runs: dict[str, list[Run]] = {name: [] for name in arms}
     for _ in range(num_repetitions + 1):
         for name, (arm, load) in arms.items():
-            runs[name].append(await measure(arm.client, arm.session, load))
+            runs[name].append(await measure(arm.client, arm.prober, load))
     return {name: found[1:] for name, found in runs.items()}
 
 
