@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence, Set
 
 from pdserve.gateway.chat_parser import ChatParser, ChatPiece
-from pdserve.gateway.formats.json_call import CallState, JsonCall
-from pdserve.gateway.formats.markers import TrimmedContent, split_at_marker
+from pdserve.gateway.formats.json_call_parser import JsonCallParser
+from pdserve.gateway.formats.markers import split_at_marker
 from pdserve.gateway.formats.tool_format import NewCallId, lark_calls, lark_json_call, lark_marker, random_call_id
 
 OPEN = "<tool_call>"
@@ -27,22 +27,10 @@ class HermesFormat:
         return "start: calls\n" + lark_calls(calls, separator='"\\n"', max_calls=max_calls)
 
 
-class HermesParser:
+class HermesParser(JsonCallParser):
     def __init__(self, names: Set[str], new_call_id: NewCallId) -> None:
-        self._names = names
-        self._new_call_id = new_call_id
-        self._content = TrimmedContent()
-        self._held = ""
-        self._call: JsonCall | None = None
-        self._num_calls = 0
+        super().__init__(names, new_call_id)
         self._awaits_close = False
-
-    def feed(self, text: str) -> list[ChatPiece]:
-        self._held += text
-        pieces: list[ChatPiece] = []
-        while self._read_content(pieces) if self._call is None else self._read_call(self._call, pieces):
-            pass
-        return pieces
 
     def finish(self) -> list[ChatPiece]:
         pieces: list[ChatPiece] = []
@@ -52,30 +40,18 @@ class HermesParser:
             pieces += self._content.add(self._held)
         return pieces + self._content.finish()
 
-    def _read_content(self, pieces: list[ChatPiece]) -> bool:
-        """False when it needs more text; so does the other."""
+    def _read_between(self, pieces: list[ChatPiece]) -> bool:
         before, marker, self._held = split_at_marker(self._held, (OPEN, CLOSE) if self._awaits_close else (OPEN,))
         pieces += self._content.add(before)
         if marker is None:
             return False
         self._awaits_close = False
         if marker == OPEN:
-            self._call = JsonCall(self._names, index=self._num_calls, call_id=self._new_call_id())
+            self._begin_call()
         return True
 
-    def _read_call(self, call: JsonCall, pieces: list[ChatPiece]) -> bool:
-        text, self._held = self._held, ""
-        read = call.feed(text)
-        if read:
-            self._content.call_begins()
-            pieces += read
-        if call.state is CallState.OPEN:
-            return False
-        self._call = None
-        self._held = call.text
-        if call.state is CallState.DONE:
-            self._num_calls += 1
-            self._awaits_close = True
-        else:
-            pieces += self._content.add(OPEN)
-        return True
+    def _on_call(self) -> None:
+        self._awaits_close = True
+
+    def _on_no_call(self, pieces: list[ChatPiece]) -> None:
+        pieces += self._content.add(OPEN)

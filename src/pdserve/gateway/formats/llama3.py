@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence, Set
 
 from pdserve.gateway.chat_parser import ChatParser, ChatPiece
-from pdserve.gateway.formats.json_call import CallState, JsonCall
-from pdserve.gateway.formats.markers import TrimmedContent, split_at_marker
+from pdserve.gateway.formats.json_call_parser import JsonCallParser
+from pdserve.gateway.formats.markers import split_at_marker
 from pdserve.gateway.formats.tool_format import NewCallId, lark_calls, lark_json_call, random_call_id
 
 PYTHON_TAG = "<|python_tag|>"
@@ -28,25 +28,13 @@ class Llama3Format:
         return "start: calls\n" + lark_calls(calls, separator='"; "', max_calls=max_calls)
 
 
-class Llama3Parser:
+class Llama3Parser(JsonCallParser):
     def __init__(self, names: Set[str], new_call_id: NewCallId) -> None:
-        self._names = names
-        self._new_call_id = new_call_id
-        self._content = TrimmedContent()
-        self._held = ""
-        self._call: JsonCall | None = None
-        self._num_calls = 0
+        super().__init__(names, new_call_id)
         self._may_call = True
         """Where the text is read, a call can begin."""
         self._separator = ""
         """What stands before the call that is read."""
-
-    def feed(self, text: str) -> list[ChatPiece]:
-        self._held += text
-        pieces: list[ChatPiece] = []
-        while self._advance(pieces):
-            pass
-        return pieces
 
     def finish(self) -> list[ChatPiece]:
         pieces: list[ChatPiece] = []
@@ -56,10 +44,7 @@ class Llama3Parser:
             pieces += self._content.add(self._separator + self._call.text)
         return pieces + self._content.finish()
 
-    def _advance(self, pieces: list[ChatPiece]) -> bool:
-        """False when it needs more text; so do the others."""
-        if self._call is not None:
-            return self._read_call(self._call, pieces)
+    def _read_between(self, pieces: list[ChatPiece]) -> bool:
         return self._read_start(pieces) if self._may_call else self._read_content(pieces)
 
     def _read_start(self, pieces: list[ChatPiece]) -> bool:
@@ -74,7 +59,7 @@ class Llama3Parser:
             self._held = start.removeprefix(PYTHON_TAG)
         elif start.startswith("{"):
             self._held = self._held.removeprefix(self._separator)
-            self._call = JsonCall(self._names, index=self._num_calls, call_id=self._new_call_id())
+            self._begin_call()
         else:
             self._may_call = False
         return True
@@ -85,19 +70,9 @@ class Llama3Parser:
         self._may_call = marker is not None
         return self._may_call
 
-    def _read_call(self, call: JsonCall, pieces: list[ChatPiece]) -> bool:
-        text, self._held = self._held, ""
-        read = call.feed(text)
-        if read:
-            self._content.call_begins()
-            pieces += read
-        if call.state is CallState.OPEN:
-            return False
-        self._call = None
-        self._held = call.text
-        if call.state is CallState.DONE:
-            self._num_calls += 1
-        else:
-            self._may_call = False
-            pieces += self._content.add(self._separator)
-        return True
+    def _on_call(self) -> None:
+        """Another one may follow at once."""
+
+    def _on_no_call(self, pieces: list[ChatPiece]) -> None:
+        self._may_call = False
+        pieces += self._content.add(self._separator)
