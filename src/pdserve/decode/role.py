@@ -19,7 +19,8 @@ from pdserve.schedule.scheduler import Scheduler
 from pdserve.schedule.sequence import Sequence
 from pdserve.telemetry.instants import Instant
 from pdserve.text.tokenizer import Tokenizer
-from pdserve.transfer.receiver import HandoffFailed, HandoffLanded, Receiver
+from pdserve.transfer.outcome import HandoffFailed, HandoffLanded
+from pdserve.transfer.receiver import Receiver
 from pdserve.units import div_ceil, ns_to_seconds
 from pdserve.wire.cluster import MAX_GENERATED_ENTRIES, Delta, Failed, FailureKind, Generate, Generated
 from pdserve.wire.peer import Message

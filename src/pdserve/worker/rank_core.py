@@ -9,7 +9,8 @@ from itertools import count
 
 from pdserve.config.role import Role
 from pdserve.config.speculation import Drafter, Speculation
-from pdserve.decode.role import DecodeLimits, DecodeRole
+from pdserve.decode.limits import DecodeLimits
+from pdserve.decode.role import DecodeRole
 from pdserve.ids import SequenceId
 from pdserve.kv.pages import PagePool
 from pdserve.prefill.role import PrefillRole

@@ -7,7 +7,7 @@ from pdserve.ids import RequestId
 from pdserve.schedule.batch import Batch, BatchResult, Chunk
 from pdserve.telemetry.instants import Instant
 from pdserve.telemetry.trace import Span, TraceBook
-from pdserve.transfer.sender import PushedLayers
+from pdserve.transfer.pushed import PushedLayers
 from pdserve.worker.rank_core import RankCore
 
 QUEUE, PASSES, COMPUTE, PUSHES, LANDINGS = "queue", "passes", "compute", "pushes", "landings"
