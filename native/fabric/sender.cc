@@ -332,16 +332,18 @@ bool Sender::CheckRemoval(uint32_t peer_id, Peer& peer, int64_t now_ns) {
 
 void Sender::OrphanWritesOf(uint32_t peer_id) {
   const std::unordered_set<PostedWrite*> free(free_writes_.begin(), free_writes_.end());
+  std::set<uint64_t> push_ids;
   for (PostedWrite& write : writes_) {
     if (write.peer_id != peer_id || write.kind == PostedWrite::Kind::kOrphan || free.contains(&write)) continue;
-    const bool of_push = write.kind == PostedWrite::Kind::kPush;
+    if (write.kind == PostedWrite::Kind::kPush) push_ids.insert(write.id);
     write.kind = PostedWrite::Kind::kOrphan;
     counters_->num_in_flight.fetch_sub(1, std::memory_order_relaxed);
     counters_->num_writes_failed.fetch_add(1, std::memory_order_relaxed);
-    if (const auto push = pushes_.find(write.id); of_push && push != pushes_.end()) {
-      push->second->Orphan(kPeerLostError);
-      FinishIfEnded(write.id);
-    }
+  }
+  // Last, so that whoever sees a push end sees its writes in the totals.
+  for (const uint64_t push_id : push_ids) {
+    pushes_.at(push_id)->Orphan(kPeerLostError);
+    FinishIfEnded(push_id);
   }
 }
 
