@@ -131,12 +131,14 @@ class Fleet:
             child.signal(signal.SIGKILL)
             await child.stop(timeout_s=STOP_TIMEOUT_S)
 
-    async def stop(self, name: str) -> None:
-        """Ask a process to drain and end."""
+    async def stop(self, name: str, *, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
+        """Ask a process to drain and end; insist after a while. Its exit status, None when it was never started."""
         child = self._members[name].child
-        if child is not None:
-            child.signal(signal.SIGCONT)
-            await child.stop(timeout_s=STOP_TIMEOUT_S)
+        if child is None:
+            return None
+        child.signal(signal.SIGCONT)
+        await child.stop(timeout_s=timeout_s)
+        return child.process.returncode
 
     async def restart(self, name: str) -> None:
         """Kill it and start it again at once, at the same address."""
