@@ -61,6 +61,11 @@ def add_parser(subparsers: Subparsers) -> None:
     add_speculation_flags(parser)
     add_drain_flag(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
+    parser.add_argument(
+        "--allow-stop-at",
+        action="store_true",
+        help="for tests of faults alone: PUT /debug/stop-at/STATE makes the process stop itself at that handoff state",
+    )
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
@@ -202,6 +207,7 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         drain_timeout_s=arguments.drain_timeout,
         secret=environment.cluster_secret(),
         capture_kv=arguments.capture_kv,
+        allow_stop_at=arguments.allow_stop_at,
     )
 
 

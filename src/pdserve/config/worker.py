@@ -77,3 +77,5 @@ class WorkerSettings:
     secret: str | None = None
     capture_kv: bool = False
     """Keep the KV of the last prompts for `verify-handoff`; costs a copy a request."""
+    allow_stop_at: bool = False
+    """Let `PUT /debug/stop-at/STATE` stop the process at a state of a handoff, for `verify-faults`."""

@@ -14,6 +14,7 @@ from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.wire.cluster import Generate
 from pdserve.wire.peer import Message
 from pdserve.worker.core import WorkerCore
+from pdserve.worker.stop_at import StopAt
 from pdserve.worker.tracing import trace_pass, trace_pushes, trace_request
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Driver:
         clock: Clock,
         metrics: WorkerMetrics,
         traces: TraceBook,
+        stop_at: StopAt | None = None,
     ) -> None:
         """`engines` by data parallel rank."""
         self.core = core
@@ -42,6 +44,7 @@ class Driver:
         self._clock = clock
         self._metrics = metrics
         self._traces = traces
+        self._stop_at = stop_at
         self._wakes = tuple(asyncio.Event() for _ in self._engines)
         self._happened = asyncio.Event()
         """Set by each event, for `_until`."""
@@ -58,6 +61,8 @@ class Driver:
         """The time at which something happens to the core; what it brings about goes out at the end."""
         yield self._clock.now_ns()
         self._flush()
+        if self._stop_at is not None:
+            self._stop_at.look()
         for wake in self._wakes:
             wake.set()
         self._happened.set()

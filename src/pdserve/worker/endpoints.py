@@ -4,6 +4,7 @@ import msgspec
 from aiohttp import web
 
 from pdserve.config.worker import WorkerSettings
+from pdserve.errors import ConfigError
 from pdserve.ids import RequestId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
@@ -11,6 +12,7 @@ from pdserve.wire.channel import authorised
 from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.driver import Driver
+from pdserve.worker.stop_at import StopAt
 
 
 class Endpoints:
@@ -25,6 +27,7 @@ class Endpoints:
         traces: TraceBook,
         captures: Captures | None,
         auditor: Auditor,
+        stop_at: StopAt | None,
     ) -> None:
         self._settings = settings
         self._driver = driver
@@ -32,6 +35,7 @@ class Endpoints:
         self._traces = traces
         self._captures = captures
         self._auditor = auditor
+        self._stop_at = stop_at
         self.is_ready = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -44,6 +48,8 @@ class Endpoints:
         ]
         if self._captures is not None:
             routes.append(web.get("/debug/kv/{request_id}", self._kv))
+        if self._stop_at is not None:
+            routes.append(web.put("/debug/stop-at/{state}", self._arm_stop))
         return routes
 
     async def _live(self, request: web.Request) -> web.Response:
@@ -78,6 +84,16 @@ class Endpoints:
         if captured is None:
             raise web.HTTPNotFound(text=f"no KV of {request_id} was captured\n")
         return web.Response(body=msgspec.msgpack.encode(captured), content_type="application/msgpack")
+
+    async def _arm_stop(self, request: web.Request) -> web.Response:
+        """Stop this process at a state; 400 for one that its side of a handoff does not have."""
+        self._require_secret(request)
+        try:
+            if self._stop_at is not None:
+                self._stop_at.arm(request.match_info["state"])
+        except ConfigError as error:
+            raise web.HTTPBadRequest(text=f"{error.message}\n") from error
+        return web.Response(text="armed\n")
 
     def _require_secret(self, request: web.Request) -> None:
         if not authorised(request, self._settings.secret):

@@ -40,6 +40,7 @@ from pdserve.worker.endpoints import Endpoints
 from pdserve.worker.gateway_link import GatewayLink
 from pdserve.worker.placement import Placement, place_ranks
 from pdserve.worker.prefill_links import PrefillLinks
+from pdserve.worker.stop_at import StopAt
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 _log = logging.getLogger(__name__)
@@ -176,8 +177,15 @@ class _Worker:
         core = WorkerCore(self._surroundings(identity, regions, captures))
         metrics = WorkerMetrics(model_name=settings.model_name)
         traces = TraceBook()
+        stop_at = StopAt(core) if settings.allow_stop_at else None
         self._driver = Driver(
-            core=core, engines=engines, fabric=fabric, clock=SystemClock(), metrics=metrics, traces=traces
+            core=core,
+            engines=engines,
+            fabric=fabric,
+            clock=SystemClock(),
+            metrics=metrics,
+            traces=traces,
+            stop_at=stop_at,
         )
         self._auditor = Auditor(
             core=core, clock=SystemClock(), metrics=metrics, connected_since_ns=self._connections.since_ns
@@ -189,6 +197,7 @@ class _Worker:
             traces=traces,
             captures=captures,
             auditor=self._auditor,
+            stop_at=stop_at,
         )
 
     def _surroundings(
