@@ -155,9 +155,10 @@ def _drawing(series: Series, x: Axis, y: Axis) -> str:
 def _limit(limit: Limit, x: Axis) -> str:
     place = _across(x, limit.x)
     anchor, shift = ("end", -4) if x.place(limit.x) > 0.7 else ("start", 4)
+    bottom, label = HEIGHT - BOTTOM, escape(limit.label)
     return (
-        f'<line class="limit" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        f'<text class="tick" x="{place + shift:.1f}" y="{HEIGHT - BOTTOM - 8}" text-anchor="{anchor}">{escape(limit.label)}</text>'
+        f'<line class="limit" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{place + shift:.1f}" y="{bottom - 8}" text-anchor="{anchor}">{label}</text>'
     )
 
 
