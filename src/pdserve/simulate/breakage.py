@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
 
 from pdserve.ids import Incarnation
+from pdserve.simulate.gateway import Gateway
 from pdserve.simulate.gateway_end import GATEWAY
 from pdserve.simulate.plan import Fault, FaultKind
 from pdserve.simulate.referee import RuleBroken
-from pdserve.units import NS_PER_MS
+from pdserve.units import NS_PER_MS, NS_PER_S
 from pdserve.wire.cluster import Abort, Failed, Generate, Generated
 from pdserve.wire.peer import Cancel, Grant, GrantRefused, HandoffStopped, Message
 
@@ -24,6 +25,9 @@ MAX_ARMABLE = 6
 MAX_STALE = 8
 """Messages that arrive again at a time."""
 
+DRAIN_NS = 5 * NS_PER_S
+"""The drain timeout of a process that is told twice to stop."""
+
 STALE_AFTER_NS = 20 * NS_PER_MS
 """By then a successor has usually joined the gateway and met its peers."""
 
@@ -37,10 +41,15 @@ class Breakage:
         world = self._world
         world.audit()
         world.journal.note("fault", f"{fault}", is_fault=True)
-        target = world.workers[fault.target]
+        target = world.process(fault.target)
         match fault.kind:
             case FaultKind.KILL:
                 self._kill(target, fault)
+            case FaultKind.TERM:
+                target.do(lambda: target.drain(fault.duration_ns))
+            case FaultKind.TERM_TWICE:
+                target.do(lambda: target.drain(DRAIN_NS))
+                self._later(fault, lambda: target.do(lambda: world.exit_at_once(target)))
             case FaultKind.HANG:
                 if target.runs:
                     target.hang()
@@ -60,7 +69,7 @@ class Breakage:
             case FaultKind.WRITE_ERRORS:
                 self._set_writes(fault, slowness=1, failure_probability=WRITE_FAILURE_PROBABILITY)
             case FaultKind.SHORT:
-                target.fabric.num_armable = world.draw.randint(0, MAX_ARMABLE)
+                world.workers[fault.target].fabric.num_armable = world.draw.randint(0, MAX_ARMABLE)
             case FaultKind.STALE:
                 self._send_stale()
             case FaultKind.JUMP:
@@ -75,16 +84,12 @@ class Breakage:
 
         self._world.agenda.after(fault.duration_ns, say_and_end)
 
-    def _kill(self, target: "Worker", fault: Fault) -> None:
-        if not target.is_alive:
-            return
-        self._world.kill(target)
-        self._later(fault, lambda: self._succeed(target))
-
-    def _succeed(self, dead: "Worker") -> None:
-        """Start a successor; once it knows the others, it hears what the dead one was told, and they what that said."""
-        self._world.start(dead.name, dead.shape)
-        self._world.agenda.after(STALE_AFTER_NS, self._send_stale)
+    def _kill(self, target: "Worker | Gateway", fault: Fault) -> None:
+        """Once a successor knows the others, it hears what the dead one was told, and they what that said."""
+        if target.is_alive:
+            self._world.kill(target)
+            self._later(fault, lambda: self._world.succeed(target))
+            self._world.agenda.after(fault.duration_ns + STALE_AFTER_NS, self._send_stale)
 
     def _block(self, fault: Fault, source: str, target: str) -> None:
         self._world.control.block(source, target)

@@ -1,14 +1,19 @@
 """Clients: what each asks and was told, held against what the model answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdserve.gateway.dispatcher import Work
+from pdserve.gateway.failures import Failure
 from pdserve.simulate.model import reference_answer
 from pdserve.simulate.referee import RuleBroken
 from pdserve.wire.cluster import Delta
 
 TIMED_OUT_STATUS = 504
-HONEST_STATUSES = (429, 503, TIMED_OUT_STATUS)
+TEMPORARY_STATUSES = (429, 503)
+"""Such an answer says when to come back (H6)."""
+
+HONEST_STATUSES = (*TEMPORARY_STATUSES, TIMED_OUT_STATUS)
 """What a client may be told of a request that was right: full, lost, too late (H9)."""
 
 
@@ -21,6 +26,9 @@ class Client:
     endings: list[str] = field(default_factory=list[str])
     depends_on: set[str] = field(default_factory=set[str])
     """Workers that it was sent to, or that were to prefill it."""
+    has_asked: bool = False
+    on_refused: Callable[[float], None] | None = None
+    """Told after how many seconds to come back; None: this client does not."""
 
     @property
     def name(self) -> str:
@@ -45,11 +53,22 @@ class Client:
         if len(self.finished) == self.work.num_choices:
             self.end("answered")
 
-    def fail(self, status: int, *, now_ns: int) -> None:
+    def fail(self, failure: Failure, *, now_ns: int) -> None:
         """H9: the statuses that a right request may get, and 504 only when its time is over."""
+        status = failure.status
         if status not in HONEST_STATUSES or (status == TIMED_OUT_STATUS and now_ns < self.work.deadline_ns):
             raise RuleBroken(f"H9: {self.name} is told {status}", about=self.name)
         self.end(f"refused {status}")
+        if status in TEMPORARY_STATUSES:
+            if failure.retry_after_s is None:
+                raise RuleBroken(f"H6: {self.name} is told {status}, but not when to come back", about=self.name)
+            if self.on_refused is not None:
+                self.on_refused(failure.retry_after_s)
+
+    def lose(self) -> None:
+        """The gateway died, or is not there: the connection ends, and that is the request's one ending."""
+        if not self.endings:
+            self.end("broken off")
 
     @property
     def was_lost(self) -> bool:

@@ -144,6 +144,12 @@ class ControlNetwork:
             if {direction.source.name, direction.target.process.name} == {first, second} and direction.target.is_open:
                 direction.cut()
 
+    def leave(self, process: Process) -> None:
+        """The process exits; what it said before arrives, then the end."""
+        for direction in self._directions:
+            if direction.source is process:
+                direction.send(None)
+
     def lose(self, process: Process) -> None:
         """The process died; those at the other ends hear of it."""
         for direction in self._directions:

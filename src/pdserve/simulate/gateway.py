@@ -1,14 +1,14 @@
 """The gateway without sockets: the product's dispatcher and registry, and what `pdserve.gateway.hub` does with them."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
 from pdserve.cluster.registry import Joined, LeaveReason, Left, Refused, Registry
 from pdserve.config.role import Role
 from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, Send, prefill_target
-from pdserve.gateway.failures import RequestFailed
+from pdserve.gateway.failures import SHUTTING_DOWN, RequestFailed
 from pdserve.ids import Incarnation, RequestId, WorkerId
 from pdserve.simulate.agenda import Agenda
 from pdserve.simulate.client import Client
@@ -49,12 +49,23 @@ class Member:
 
 
 class Gateway(Process):
-    def __init__(self, agenda: Agenda, control: ControlNetwork, *, incarnation: Incarnation, max_pending: int) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        control: ControlNetwork,
+        *,
+        incarnation: Incarnation,
+        max_pending: int,
+        on_exit: Callable[["Gateway"], None],
+    ) -> None:
+        """`on_exit` is called once, when it has drained, or the time for that is over."""
         super().__init__(agenda, GATEWAY)
         self.incarnation = incarnation
         self.clients: dict[RequestId, Client] = {}
         self.members: dict[WorkerId, Member] = {}
         self.num_stale = 0
+        self.is_draining = False
+        self._on_exit = on_exit
         self._registry = Registry(model_name="hashes", max_workers=16)
         self.dispatcher = Dispatcher(self._registry, max_pending=max_pending)
         self._last_tick_ns = self.now_ns
@@ -67,9 +78,11 @@ class Gateway(Process):
     def submit(self, client: Client) -> None:
         self.clients[client.work.request_id] = client
         try:
+            if self.is_draining:
+                raise RequestFailed(SHUTTING_DOWN)
             actions = self.dispatcher.submit(client.work, self.now_ns)
         except RequestFailed as failed:
-            client.fail(failed.failure.status, now_ns=self.now_ns)
+            client.fail(failed.failure, now_ns=self.now_ns)
         else:
             self._perform(actions)
 
@@ -78,6 +91,23 @@ class Gateway(Process):
         if not client.endings:
             client.end("left")
             self._perform(self.dispatcher.cancel(client.work.request_id))
+
+    # Its end
+
+    def drain(self, timeout_ns: int) -> None:
+        """As under SIGTERM: nothing new, what runs goes on to its end, but no longer than that."""
+        if not self.is_draining:
+            self.is_draining = True
+            self.after(timeout_ns, self._exit)
+            self._exit_if_idle()
+
+    def _exit_if_idle(self) -> None:
+        if self.is_draining and self.dispatcher.num_pending == 0:
+            self.after(0, self._exit)
+
+    def _exit(self) -> None:
+        self._perform(self.dispatcher.shut_down())
+        self._on_exit(self)
 
     # Workers
 
@@ -153,9 +183,10 @@ class Gateway(Process):
                 case Deliver(request_id, delta):
                     self.clients[request_id].hear(delta)
                 case Fail(request_id, failure):
-                    self.clients[request_id].fail(failure.status, now_ns=self.now_ns)
+                    self.clients[request_id].fail(failure, now_ns=self.now_ns)
                 case _:
                     assert_never(action)
+        self._exit_if_idle()
 
     def _note_dependence(self, worker_id: WorkerId, message: Generate | Abort) -> None:
         if isinstance(message, Generate):

@@ -9,6 +9,7 @@ from pdserve.wire.cluster import (
     Generate,
     Join,
     JoinRefused,
+    Leave,
     PrefillPool,
     Welcome,
     WorkerHeartbeat,
@@ -40,6 +41,13 @@ class GatewayEnd:
         if self._end is not None and self._is_welcome:
             self._end.send(message)
 
+    def say_goodbye(self) -> None:
+        self.tell(Leave(sender=self._worker.incarnation))
+
+    def beat_soon(self) -> None:
+        """There is news: the next heartbeat is due."""
+        self._next_beat_ns = 0
+
     def on_time(self) -> None:
         worker, end = self._worker, self._end
         if end is None:
@@ -50,7 +58,12 @@ class GatewayEnd:
             self._next_beat_ns = worker.now_ns + seconds_to_ns(worker.heartbeat_s)
             core = worker.core
             end.send(
-                WorkerHeartbeat(sender=worker.incarnation, loads=core.loads(), num_prefill_peers=core.num_prefill_peers)
+                WorkerHeartbeat(
+                    sender=worker.incarnation,
+                    loads=core.loads(),
+                    num_prefill_peers=core.num_prefill_peers,
+                    draining=core.is_draining,
+                )
             )
 
     def on_message(self, message: Message) -> None:
@@ -58,6 +71,7 @@ class GatewayEnd:
         match message:
             case Welcome():
                 self._is_welcome = True
+                self.beat_soon()
             case JoinRefused():
                 if self._end is not None:
                     self._end.close()

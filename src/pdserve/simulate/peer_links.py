@@ -236,13 +236,18 @@ class PeerLinks(Peers):
         link.is_joined = True
         del self._dialling[link.peer]
         self.links[link.peer] = link
+        self.worker.gateway.beat_soon()
         self.worker.happened()
 
     def _lost(self, link: Link) -> None:
+        """What has landed is counted first: a prefill worker that drains leaves then."""
+        worker = self.worker
         if self.links.get(link.peer) is link:
             del self.links[link.peer]
-            self.worker.core.peer_lost(link.peer, now_ns=self.worker.now_ns)
-            self.worker.happened()
+            worker.core.on_fabric_events(worker.fabric.poll(), now_ns=worker.now_ns)
+            worker.core.peer_lost(link.peer, now_ns=worker.now_ns)
+            worker.gateway.beat_soon()
+            worker.happened()
             self._look_again(link.peer)
         elif link.end is self._dialling.get(link.peer):
             self._receiver.withdraw(link.regions)

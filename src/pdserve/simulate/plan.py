@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from pdserve.config.role import Role
+from pdserve.simulate.gateway_end import GATEWAY
 from pdserve.simulate.model import LAYOUT, VOCABULARY
 from pdserve.simulate.worker import WorkerShape
 from pdserve.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -25,6 +26,10 @@ NUM_PROBES = 2
 class FaultKind(Enum):
     KILL = "kill"
     """And a successor at the same address, after the duration."""
+    TERM = "term"
+    """Told to stop: it drains, for no longer than the duration, and then has a successor."""
+    TERM_TWICE = "term_twice"
+    """Told to stop, and again after the duration: it ends at once then."""
     HANG = "hang"
     """Stands still for the duration; over a lease, the others take it for dead."""
     PARTITION = "partition"
@@ -49,6 +54,10 @@ HAPPENS_TO_ALL = {FaultKind.PARTITION, FaultKind.SLOW, FaultKind.WRITE_ERRORS, F
 """A partition too: it makes all writes slow."""
 
 
+HAPPENS_TO_GATEWAY = {FaultKind.KILL, FaultKind.TERM, FaultKind.TERM_TWICE, FaultKind.HANG}
+"""As to a worker."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     at_ns: int
@@ -69,6 +78,8 @@ class Arrival:
     num_choices: int
     timeout_ns: int
     leaves_after_ns: int | None
+    num_retries: int = 0
+    """How often the client asks again after what is told it, when it is refused with 429 or 503."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +98,8 @@ class Plan:
 
     @property
     def touched(self) -> frozenset[str] | None:
-        """Whom faults happen to; None: some happen to all."""
-        if any(fault.kind in HAPPENS_TO_ALL for fault in self.faults):
+        """Whom faults happen to; None: some happen to all, as what happens to the gateway does."""
+        if any(fault.kind in HAPPENS_TO_ALL or fault.target == GATEWAY for fault in self.faults):
             return None
         return frozenset(name for fault in self.faults for name in (fault.target, fault.other))
 
@@ -119,7 +130,8 @@ def plan_of(seed: int, *, with_faults: bool) -> Plan:
         reorders_writes=draw.random() < 0.7,
         arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.at_ns)),
         probes=tuple(
-            replace(_arrival(draw, 0), timeout_ns=PATIENT_NS, leaves_after_ns=None) for _ in range(NUM_PROBES)
+            replace(_arrival(draw, 0), timeout_ns=PATIENT_NS, leaves_after_ns=None, num_retries=0)
+            for _ in range(NUM_PROBES)
         ),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_ns)) if with_faults else (),
     )
@@ -148,16 +160,18 @@ def _arrival(draw: random.Random, span_ns: int) -> Arrival:
         num_choices=draw.choice([1, 1, 1, 1, 2]),
         timeout_ns=draw.choice([50 * NS_PER_MS, PATIENT_NS, PATIENT_NS, PATIENT_NS]),
         leaves_after_ns=draw.randint(0, 100 * NS_PER_MS) if draw.random() < 0.25 else None,
+        num_retries=draw.choice([0, 0, 0, 1, 3]),
     )
 
 
 def _fault(draw: random.Random, names: list[str], span_ns: int) -> Fault:
-    target = draw.choice(names)
+    kind = draw.choice(list(FaultKind))
+    target = draw.choice([*names, GATEWAY] if kind in HAPPENS_TO_GATEWAY else names)
     role, _, _ = target.partition("-")
-    others = [name for name in (*names, "gateway") if not name.startswith(role)]
+    others = [name for name in (*names, GATEWAY) if not name.startswith(role)]
     return Fault(
         at_ns=FIRST_REQUEST_NS + draw.randint(0, span_ns),
-        kind=draw.choice(list(FaultKind)),
+        kind=kind,
         target=target,
         other=draw.choice(others),
         duration_ns=draw.choice([draw.randint(0, 300 * NS_PER_MS), draw.randint(NS_PER_S, 4 * NS_PER_S)]),

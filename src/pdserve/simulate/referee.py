@@ -1,5 +1,7 @@
 """The rules H1 to H7 as checks on workers, by what their books show and by what is in their pages."""
 
+# pyright: reportPrivateUsage=false
+
 from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
@@ -138,6 +140,33 @@ class Referee:
         """H7: the worker's own ledger finds nothing that nobody owns, between any two events."""
         for leak in audit(worker.core):
             raise RuleBroken(f"H7: the books of {worker.name} disagree: {leak.message}")
+
+    def confirmed(self, worker: Watched, peer: Incarnation, handoff_id: HandoffId) -> None:
+        """H2: when a stop is confirmed, every write of the handoff has landed or failed.
+
+        The writes of a pair are counted together, so it says something only when no other handoff may have some.
+        """
+        decode = self._alive.get(peer)
+        if decode is None or worker.core.is_draining:
+            return
+        session = receiver_of(decode)._sessions.get(worker.incarnation)
+        is_alone = session is not None and session.handoffs <= {handoff_id}
+        if is_alone and (count := self._num_in_flight(worker, decode)):
+            raise RuleBroken(f"H2: the stop of handoff {handoff_id} was confirmed with {count} writes in flight")
+
+    def drained(self, worker: Watched) -> None:
+        """H10: what a worker that leaves in good order has pushed is there, wherever it is still connected."""
+        for decode in self._alive.values():
+            is_peer = worker.core.sender is not None and worker.core.sender.is_connected(decode.incarnation)
+            if is_peer and (count := self._num_in_flight(worker, decode)):
+                raise RuleBroken(f"H10: {worker.name} leaves with {count} writes to {decode.name} in flight")
+
+    def _num_in_flight(self, worker: Watched, decode: Watched) -> int:
+        """Writes of one worker to another under the keys of its session; 0 when that is over."""
+        session = receiver_of(decode)._sessions.get(worker.incarnation)
+        exposed = session.exposures if session is not None and not session.lost else []
+        exposures = {id(found): found for one in exposed if (found := self._exposures.get(one.slices[0].keys[0]))}
+        return sum(exposure.num_in_flight for exposure in exposures.values())
 
     # At the end
 

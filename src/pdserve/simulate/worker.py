@@ -23,7 +23,8 @@ from pdserve.simulate.short_fabric import ShortFabric
 from pdserve.transfer.identity import Identity
 from pdserve.transfer.immediates import ImmediatePool
 from pdserve.units import NS_PER_MS, NS_PER_US
-from pdserve.wire.peer import Grant, Message
+from pdserve.wire.cluster import FailureKind
+from pdserve.wire.peer import Grant, HandoffStopped, Message
 from pdserve.worker.core import WorkerCore
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
@@ -62,6 +63,8 @@ class Ground:
     referee: Referee
     pump: Callable[[], None]
     """Let the fabrics do what is due, and have the workers look at what came of it."""
+    on_exit: Callable[["Worker"], None]
+    """A worker has drained, or the time for that is over; called once."""
 
 
 class Worker(Process):
@@ -83,6 +86,8 @@ class Worker(Process):
             self.fabric.watch(self.engine.counter_region)
         self._batch: Batch | None = None
         self._looks_soon = False
+        self._proves_delivery = False
+        self._is_leaving = False
         self.peers: PeerLinks | PeerServer
         self.core = WorkerCore(self._surroundings())
         if self.core.receiver is not None:
@@ -135,6 +140,8 @@ class Worker(Process):
     def send(self, peer: Incarnation, message: Message) -> None:
         if isinstance(message, Grant):
             self.ground.referee.granted(message)
+        elif isinstance(message, HandoffStopped):
+            self.ground.referee.confirmed(self, peer, message.handoff_id)
         self.peers.send(peer, message)
 
     # What happens
@@ -156,11 +163,41 @@ class Worker(Process):
             self.core.prefill.take_pushed()
             self.core.prefill.take_ended()
         self.ground.referee.after_event(self)
+        self._exit_if_drained()
         if self._batch is None:
             self._start_pass()
         if not self._looks_soon:
             self._looks_soon = True
             self.after(POLL_NS, self.poll)
+
+    # Its end
+
+    def drain(self, timeout_ns: int) -> None:
+        """As under SIGTERM: as `pdserve.worker.driver` and `process` do, but no longer than that."""
+        if not self.core.is_draining:
+            self.core.drain()
+            self.gateway.beat_soon()
+            self.after(timeout_ns, self._exit)
+            self.happened()
+
+    def _exit_if_drained(self) -> None:
+        core, sender = self.core, self.core.sender
+        if not core.is_draining or core.num_open or self._is_leaving:
+            return
+        if sender is not None and not self._proves_delivery:
+            self._proves_delivery = True
+            sender.prove_delivery(now_ns=self.now_ns)
+        if sender is None or sender.num_flushes == 0:
+            self._is_leaving = True
+            self.ground.referee.drained(self)
+            self.after(0, self._exit)
+
+    def _exit(self) -> None:
+        self.core.fail_all(FailureKind.SHUTTING_DOWN, f"worker {self.name} stops", now_ns=self.now_ns)
+        for message in self.core.take_messages():
+            self.gateway.tell(message)
+        self.gateway.say_goodbye()
+        self.ground.on_exit(self)
 
     def close(self) -> None:
         self.fabric.close()

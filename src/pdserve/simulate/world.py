@@ -1,7 +1,7 @@
 """Workers of both roles, a gateway and its clients on one virtual clock; what a plan says happens to them."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from traceback import extract_tb
@@ -16,18 +16,26 @@ from pdserve.simulate.breakage import Breakage
 from pdserve.simulate.client import Client
 from pdserve.simulate.connection import ControlNetwork
 from pdserve.simulate.gateway import Gateway
+from pdserve.simulate.gateway_end import GATEWAY
 from pdserve.simulate.journal import Journal
 from pdserve.simulate.plan import Arrival, Plan
 from pdserve.simulate.referee import Referee, RuleBroken
 from pdserve.simulate.worker import Ground, Worker, WorkerShape
-from pdserve.units import NS_PER_S
+from pdserve.units import NS_PER_S, seconds_to_ns
 
 QUIET_NS = 60 * NS_PER_S
 """All must have come to its end so long after the last fault: leases, cancels (10 s) and flushes (5 s) one after
 another, some times over."""
 
+RESTART_NS = NS_PER_S // 10
+"""From the end of a process that was told to stop to its successor."""
+
 LOOK_NS = NS_PER_S // 4
 """How often it is looked whether all is quiet."""
+
+
+RETRY_MARK = "~"
+"""In the name of a request that a client makes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +64,18 @@ class World:
             fabrics=self.fabrics,
             referee=self.referee,
             pump=self._pump,
+            on_exit=self._exit,
         )
         self._num_incarnations = 0
         self._dead: list[Worker] = []
-        self.gateway = Gateway(
-            self.agenda, self.control, incarnation=self._new_incarnation(), max_pending=plan.max_pending
-        )
+        self.gateway = self._start_gateway()
         self.workers: dict[str, Worker] = {}
         """By name; a dead one until its successor starts."""
         for name, shape in plan.workers:
             self.start(name, shape)
-        self.clients = [self._client(f"request-{index:02}", arrival) for index, arrival in enumerate(plan.arrivals)]
+        self.clients: list[Client] = []
+        for index, arrival in enumerate(plan.arrivals):
+            self._add_client(f"request-{index:02}", arrival)
         breakage = Breakage(self)
         for fault in plan.faults:
             self.agenda.after(fault.at_ns, partial(breakage.begin, fault))
@@ -95,7 +104,7 @@ class World:
 
     def names_of(self, request_id: str) -> tuple[str, ...]:
         """What the journal may call a request: its name, which all its attempts begin with, and its handoffs."""
-        name = request_id.partition(".")[0]
+        name = request_id.partition(".")[0].partition(RETRY_MARK)[0]
         grants = self.referee.grants.values()
         return (name, *(f"handoff_id={grant.handoff_id}," for grant in grants if grant.request_id.startswith(name)))
 
@@ -107,27 +116,68 @@ class World:
             self._dead.append(self.workers[name])
         self.workers[name] = Worker(self._ground, name, self._new_incarnation(), shape)
 
+    def process(self, name: str) -> Worker | Gateway:
+        return self.gateway if name == GATEWAY else self.workers[name]
+
+    def succeed(self, dead: Worker | Gateway) -> None:
+        """Start another in the place of one that died, if nobody has."""
+        if self.process(dead.name) is not dead:
+            return
+        if isinstance(dead, Gateway):
+            self.gateway = self._start_gateway()
+        else:
+            self.start(dead.name, dead.shape)
+
     def audit(self) -> None:
         """Have the ledgers of all workers looked through."""
         for worker in self.workers.values():
             if worker.is_alive:
                 self.referee.audit(worker)
 
-    def kill(self, worker: Worker) -> None:
-        worker.kill()
-        self.fabrics.kill(worker.fabric)
-        self.referee.died(worker)
-        self.control.lose(worker)
+    def kill(self, process: Worker | Gateway) -> None:
+        self.control.lose(process)
+        self._end(process)
+
+    def exit_at_once(self, process: Worker | Gateway) -> None:
+        """It was told to stop for the second time."""
+        if process.is_alive:
+            self.kill(process)
+            self.agenda.after(RESTART_NS, partial(self.succeed, process))
 
     # Inside
+
+    def _exit(self, process: Worker | Gateway) -> None:
+        """It has drained, or the time for that is over."""
+        self.journal.note(process.name, "exits")
+        self.control.leave(process)
+        self._end(process)
+        self.agenda.after(RESTART_NS, partial(self.succeed, process))
+
+    def _end(self, process: Worker | Gateway) -> None:
+        process.kill()
+        if isinstance(process, Gateway):
+            for client in self.clients:
+                if client.has_asked:
+                    client.lose()
+        else:
+            self.fabrics.kill(process.fabric)
+            self.referee.died(process)
+
+    def _start_gateway(self) -> Gateway:
+        return Gateway(
+            self.agenda,
+            self.control,
+            incarnation=self._new_incarnation(),
+            max_pending=self.plan.max_pending,
+            on_exit=self._exit,
+        )
 
     def _run(self) -> None:
         last_arrival_ns = max((arrival.at_ns for arrival in self.plan.arrivals), default=0)
         self._run_until(NS_PER_S + max(last_arrival_ns, self.plan.end_of_faults_ns))
         self._come_to_rest()
         self._require_local_losses()
-        probes = [self._client(f"probe-{index}", probe) for index, probe in enumerate(self.plan.probes)]
-        self.clients += probes
+        probes = [self._add_client(f"probe-{index}", probe) for index, probe in enumerate(self.plan.probes)]
         self._run_until(self.agenda.now_ns + NS_PER_S)
         self._come_to_rest()
         for client in probes:
@@ -171,7 +221,7 @@ class World:
         self._num_incarnations += 1
         return Incarnation(self._num_incarnations)
 
-    def _client(self, name: str, arrival: Arrival) -> Client:
+    def _add_client(self, name: str, arrival: Arrival) -> Client:
         client = Client(
             Work(
                 request_id=RequestId(name),
@@ -181,23 +231,39 @@ class World:
                 num_choices=arrival.num_choices,
             ),
         )
+        if arrival.num_retries:
+            client.on_refused = partial(self._come_again, name, arrival)
+        self.clients.append(client)
         self.agenda.after(arrival.at_ns, partial(self._arrive, client))
         if arrival.leaves_after_ns is not None:
             self.agenda.after(arrival.at_ns + arrival.leaves_after_ns, partial(self._leave, client))
         return client
 
+    def _come_again(self, name: str, arrival: Arrival, after_s: float) -> None:
+        """The client of a refused request makes another when it was told to: all is as before, but for the time."""
+        first, _, index = name.partition(RETRY_MARK)
+        again = replace(arrival, at_ns=seconds_to_ns(after_s), num_retries=arrival.num_retries - 1)
+        self._add_client(f"{first}{RETRY_MARK}{int(index or 0) + 1}", again)
+
     def _arrive(self, client: Client) -> None:
         self.journal.note("client", f"asks {client.name}")
-        self.gateway.submit(client)
-        if self.gateway.dispatcher.num_pending > self.plan.max_pending:
-            raise RuleBroken(f"H6: {self.gateway.dispatcher.num_pending} requests are pending", about=client.name)
+        client.has_asked = True
+        gateway = self.gateway
+        if not gateway.is_alive:
+            client.lose()
+            return
+        gateway.do(lambda: gateway.submit(client))
+        if gateway.dispatcher.num_pending > self.plan.max_pending:
+            raise RuleBroken(f"H6: {gateway.dispatcher.num_pending} requests are pending", about=client.name)
 
     def _leave(self, client: Client) -> None:
         self.journal.note("client", f"of {client.name} disconnects")
-        self.gateway.disconnect(client)
+        gateway = self.gateway
+        gateway.do(lambda: gateway.disconnect(client))
 
     def _leftovers(self) -> list[str]:
         waiting = [f"{client.name} has no ending" for client in self.clients if not client.endings]
+        waiting += [f"{one.name} stops" for one in (self.gateway, *self.workers.values()) if _is_ending(one)]
         if self.gateway.dispatcher.num_pending:
             waiting.append(f"{self.gateway.dispatcher.num_pending} requests of the gateway")
         waiting += [f"no connection of {name} to the gateway" for name in self._names_without_gateway()]
@@ -228,3 +294,8 @@ class World:
             f"H7: {QUIET_NS // NS_PER_S} s after the last fault there is left: {'; '.join(self._leftovers())}",
             about=about,
         )
+
+
+def _is_ending(process: Worker | Gateway) -> bool:
+    is_draining = process.is_draining if isinstance(process, Gateway) else process.core.is_draining
+    return is_draining or not process.is_alive
