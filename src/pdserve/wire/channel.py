@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import logging
 import socket
+import ssl
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from pdserve.units import MIB
 from pdserve.wire.authentication import SUBPROTOCOL, authenticate_dialled
 from pdserve.wire.codec import MAX_MESSAGE_BYTES, Codec
 from pdserve.wire.peer import Message
+from pdserve.wire.tls_refusal import TLS_REQUIRED_STATUS, distrust_of, end_of, has_no_tls, needs_tls
 
 MAX_QUEUED_MESSAGES = 4096
 """A decode worker sends one message a step: at 100 steps/s a peer must stop reading for 40 s to reach this."""
@@ -155,28 +157,42 @@ class Channel(Generic[T_co]):
 
 
 async def dial(
-    session: aiohttp.ClientSession, url: str, codec: Codec[T], *, secret: str | None, timeout_s: float
+    session: aiohttp.ClientSession,
+    url: str,
+    codec: Codec[T],
+    *,
+    secret: str | None,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Channel[T]:
-    """A channel to the worker or gateway at `url` (`http://` or `ws://`), which knows `secret` where there is one.
+    """A channel to the worker or gateway at `url` (`http://` or `https://`), which knows `secret` where there is one,
+    and has a certificate that `tls` believes where that is given.
 
     Raises: `PeerLost` when nobody answers there in time or the answer is no WebSocket, `AuthenticationError` when the
-    secret is refused, or not known there.
+    secret or the certificate is refused, or when one end wants TLS and the other does not.
     """
+    if tls is not None and not url.startswith("https://"):
+        raise AuthenticationError(has_no_tls(url))
     try:
         async with asyncio.timeout(timeout_s):
-            return Channel(await _connect(session, url, codec, secret=secret), codec, peer=url)
+            return Channel(await _connect(session, url, codec, secret=secret, tls=tls), codec, peer=url)
     except TimeoutError as error:
         raise PeerLost(f"{url} did not answer within {timeout_s:g} s", peer=url) from error
     except aiohttp.WSServerHandshakeError as error:
         if error.status == 401:
             raise AuthenticationError(f"{url} refuses our cluster secret; both ends need the same one") from error
+        if error.status == TLS_REQUIRED_STATUS:
+            raise AuthenticationError(needs_tls(url)) from error
         raise PeerLost(f"{url} answers with HTTP status {error.status} instead of a WebSocket", peer=url) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise PeerLost(f"can't reach {url}: {error}", peer=url) from error
+        distrust = distrust_of(url, error)
+        if distrust is not None:
+            raise AuthenticationError(distrust) from error
+        raise PeerLost(end_of(url, error), peer=url) from error
 
 
 async def _connect(
-    session: aiohttp.ClientSession, url: str, codec: Codec[T], *, secret: str | None
+    session: aiohttp.ClientSession, url: str, codec: Codec[T], *, secret: str | None, tls: ssl.SSLContext | None
 ) -> aiohttp.ClientWebSocketResponse:
     connection = await session.ws_connect(
         url,
@@ -184,6 +200,7 @@ async def _connect(
         max_msg_size=WEBSOCKET_LIMIT_BYTES,
         compress=0,
         timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),  # pyright: ignore[reportCallIssue]
+        ssl=True if tls is None else tls,
     )
     if secret is not None:
         try:
