@@ -103,6 +103,15 @@ def test_forked_sequences_answer_as_those_that_computed_the_prompt_themselves(sp
     assert len({tuple(each) for each in alone}) == num_choices
 
 
+def test_fields_that_change_logits_do_so_on_a_model_without_kernels_too(tmp_path: Path) -> None:
+    """Its logits come out of torch's inference mode, which forbids others to change them."""
+    write_checkpoint("qwen3-moe", tmp_path)
+    spec = spec_of(tmp_path)
+    biased = replace(PENALISED, logit_bias=((11, 200.0),))
+    output = sequence(0, biased).generate(DraftingEngine(spec), 4)
+    assert output == [11] * 4
+
+
 @pytest.mark.parametrize("cuts", [(), (1, 33, 34)])
 def test_prompt_logprobs_are_the_model_s_own_whatever_the_chunks(
     cuts: tuple[int, ...], reference: tuple[Path, Any]

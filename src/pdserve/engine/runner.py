@@ -36,6 +36,7 @@ class Runner:
         self._lead = lead
         self._next_pass_index = 0
 
+    @torch.inference_mode()  # of it all: what an executor computes in this mode can be changed in it alone
     def run(self, batch: Batch) -> BatchResult:
         """Raises: `InternalError` for a batch that breaks the contract, before a byte of this rank's KV is written."""
         started_ns = time.monotonic_ns()
