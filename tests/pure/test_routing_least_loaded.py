@@ -1,5 +1,6 @@
 """Routing: each clause of the definition of load, and that a burst spreads over ranks."""
 
+from collections.abc import Set
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from pdserve.cluster.view import ClusterView, RankView, WorkerView
 from pdserve.config.role import Role
 from pdserve.errors import CapacityError
 from pdserve.ids import Incarnation, WorkerId
-from pdserve.routing.least_loaded import Route, choose
+from pdserve.routing.least_loaded import LeastLoaded, Route
+from pdserve.routing.order import RankKey
 from pdserve.wire.cluster import Join, Load, WorkerHeartbeat
 from pdserve.wire.peer import PROTOCOL_VERSION
 
@@ -36,6 +38,21 @@ def worker(worker_id: str, role: Role, *loads: Load) -> WorkerView:
 
 def view_of(*workers: WorkerView) -> ClusterView:
     return ClusterView(tuple(sorted(workers, key=lambda each: each.worker_id)))
+
+
+def choose(
+    view: ClusterView,
+    *,
+    num_prompt_tokens: int,
+    excluded_workers: Set[WorkerId] = frozenset(),
+    excluded_ranks: Set[RankKey] = frozenset(),
+) -> Route:
+    """Of workers that are all new to it."""
+    balance = LeastLoaded()
+    balance.update({each.worker_id: each for each in view.workers})
+    return balance.choose(
+        num_prompt_tokens=num_prompt_tokens, excluded_workers=excluded_workers, excluded_ranks=excluded_ranks
+    )
 
 
 def names(route: Route) -> tuple[str, str | None]:

@@ -71,11 +71,22 @@ class Registry:
         self._fingerprint: str | None = None
         self._workers: dict[WorkerId, WorkerView] = {}
         self._superseded: OrderedDict[tuple[WorkerId, Incarnation], None] = OrderedDict()
-        self._view = ClusterView()
+        self._view: ClusterView | None = ClusterView()
+        """None: to be made anew, when somebody looks."""
+        self._changed: set[WorkerId] = set()
 
     @property
     def view(self) -> ClusterView:
+        """Cost: O(n log n) after a change."""
+        if self._view is None:
+            self._view = ClusterView(tuple(self._workers[worker_id] for worker_id in sorted(self._workers)))
         return self._view
+
+    def take_changed(self) -> dict[WorkerId, WorkerView | None]:
+        """Workers that joined, changed or left since the last call, as they are now; None: gone. For one caller."""
+        changed = {worker_id: self._workers.get(worker_id) for worker_id in self._changed}
+        self._changed.clear()
+        return changed
 
     @property
     def fingerprint(self) -> str | None:
@@ -105,7 +116,7 @@ class Registry:
         )
         self._workers[join.worker_id] = worker
         self._fingerprint = join.model_fingerprint
-        self._refresh()
+        self._has_changed(join.worker_id)
         if predecessor is None:
             return (Joined(worker),)
         return (Left(predecessor, LeaveReason.REPLACED), Joined(worker))
@@ -133,7 +144,7 @@ class Registry:
             draining=heartbeat.draining,
             lease_deadline_ns=now_ns + worker.lease_ns,
         )
-        self._refresh()
+        self._has_changed(worker_id)
         return True
 
     def leave(
@@ -147,8 +158,9 @@ class Registry:
 
     def expire(self, now_ns: int) -> tuple[Left, ...]:
         """Drop the workers whose lease ran out."""
-        overdue = tuple(worker for worker in self._view.workers if worker.lease_deadline_ns <= now_ns)
-        return self._remove(overdue, LeaveReason.EXPIRED)
+        overdue = [worker for worker in self._workers.values() if worker.lease_deadline_ns <= now_ns]
+        overdue.sort(key=lambda worker: worker.worker_id)
+        return self._remove(tuple(overdue), LeaveReason.EXPIRED)
 
     def dispatched(self, worker_id: WorkerId, *, dp_rank: int, num_sequences: int, num_tokens: int) -> None:
         """Note what was sent to a rank of a worker; counts as its load until the next heartbeat.
@@ -166,7 +178,7 @@ class Registry:
             num_turns=before.num_turns + num_sequences,
         )
         self._workers[worker_id] = replace(worker, ranks=(*worker.ranks[:dp_rank], rank, *worker.ranks[dp_rank + 1 :]))
-        self._refresh()
+        self._has_changed(worker_id)
 
     def _objection(self, join: Join) -> str | None:
         if join.protocol_version != PROTOCOL_VERSION:
@@ -199,13 +211,14 @@ class Registry:
             return ()
         for worker in workers:
             del self._workers[worker.worker_id]
+            self._has_changed(worker.worker_id)
         if not self._workers:
             self._fingerprint = None
-        self._refresh()
         return tuple(Left(worker, reason) for worker in workers)
 
-    def _refresh(self) -> None:
-        self._view = ClusterView(tuple(self._workers[worker_id] for worker_id in sorted(self._workers)))
+    def _has_changed(self, worker_id: WorkerId) -> None:
+        self._view = None
+        self._changed.add(worker_id)
 
 
 def _objection_to_ranks(join: Join) -> str | None:

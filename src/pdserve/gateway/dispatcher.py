@@ -9,7 +9,7 @@ Invariants (the state machine test checks them):
 4. A request is sent to at most `1 + MAX_RETRIES` workers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
@@ -28,7 +28,8 @@ from pdserve.gateway.failures import (
 )
 from pdserve.gateway.progress import Progress
 from pdserve.ids import Incarnation, RequestId, WorkerId
-from pdserve.routing.least_loaded import RankKey, Route, choose
+from pdserve.routing.least_loaded import LeastLoaded, Route
+from pdserve.routing.order import RankKey
 from pdserve.sampling import SamplingParams
 from pdserve.units import ns_to_seconds
 from pdserve.wire.cluster import (
@@ -117,6 +118,7 @@ class Dispatcher:
 
     def __init__(self, registry: Registry, *, max_pending: int) -> None:
         self._registry = registry
+        self._balance = LeastLoaded()
         self._max_pending = max_pending
         self._by_request: dict[RequestId, _Pending] = {}
         self._by_attempt: dict[RequestId, _Pending] = {}
@@ -137,7 +139,7 @@ class Dispatcher:
         if len(self._by_request) >= self._max_pending:
             raise RequestFailed(too_many_pending(self._max_pending))
         try:
-            route = choose(self._registry.view, num_prompt_tokens=len(work.prompt_token_ids))
+            route = self._choose(num_prompt_tokens=len(work.prompt_token_ids))
         except CapacityError as error:
             raise RequestFailed(NO_WORKER) from error
         pending = _Pending(
@@ -228,8 +230,7 @@ class Dispatcher:
             return self._fail(pending, failure)
         told = pending.progress.told()
         try:
-            route = choose(
-                self._registry.view,
+            route = self._choose(
                 num_prompt_tokens=_num_tokens_to_prefill(pending, told),
                 excluded_workers=pending.excluded_workers,
                 excluded_ranks=pending.excluded_ranks,
@@ -244,6 +245,19 @@ class Dispatcher:
         pending.dp_rank = route.dp_rank
         self._by_attempt[pending.attempt_id] = pending
         return [self._send(pending, route, told, now_ns)]
+
+    def _choose(
+        self,
+        *,
+        num_prompt_tokens: int,
+        excluded_workers: Set[WorkerId] = frozenset(),
+        excluded_ranks: Set[RankKey] = frozenset(),
+    ) -> Route:
+        """Among the workers as they are now. Raises: `CapacityError`."""
+        self._balance.update(self._registry.take_changed())
+        return self._balance.choose(
+            num_prompt_tokens=num_prompt_tokens, excluded_workers=excluded_workers, excluded_ranks=excluded_ranks
+        )
 
     def _send(self, pending: _Pending, route: Route, told: tuple[Told, ...], now_ns: int) -> Send:
         work, decode = pending.work, route.decode
