@@ -1,0 +1,136 @@
+"""The results of the experiment as they come: written after each run, so that an interruption loses one run at most."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pdserve.bench.experiment.conditions import Conditions
+from pdserve.bench.experiment.points import Arm, Point, Slo
+from pdserve.bench.experiment.schedule import Run
+from pdserve.bench.load.result import LoadResult, Summary
+from pdserve.bench.provenance import Machine
+from pdserve.bench.report.experience import gaps_s, is_complete, tpot_s, ttft_s
+from pdserve.errors import ConfigError
+
+BOOK_VERSION = 1
+DECIMALS = 4
+"""Of the seconds of each request: a tenth of a millisecond, far below what a repetition changes."""
+
+
+class Felt(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What one client felt, so that any other objective can be judged later. None: there was nothing to feel."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    worst_gap_s: float | None
+    complete: bool
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    point: Point
+    seed: int
+    arm: Arm
+    started: str
+    commit: str | None
+    void: str | None
+    """Why the run does not count."""
+    conditions: Conditions
+    summary: Summary
+    felt: tuple[Felt, ...]
+
+    @property
+    def run(self) -> Run:
+        return Run(point=self.point, seed=self.seed, arm=self.arm)
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured before the first run, and holds for all."""
+
+    gemm_s: tuple[float, ...]
+    """The calibration product, by core."""
+    prefill_s: dict[int, float]
+    """Of one prompt of so many tokens on an idle core."""
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = BOOK_VERSION
+    machine: Machine
+    model: str
+    cpus: tuple[int, int]
+    seconds: float
+    """Of arrivals in a run."""
+    slo: Slo
+    reference: Reference
+    records: tuple[RunRecord, ...] = ()
+
+    @property
+    def counted(self) -> dict[Run, RunRecord]:
+        """The newest of each run that is not void."""
+        return {record.run: record for record in self.records if record.void is None}
+
+    @property
+    def num_void(self) -> int:
+        return sum(record.void is not None for record in self.records)
+
+    def with_record(self, record: RunRecord) -> "Book":
+        return msgspec.structs.replace(self, records=(*self.records, record))
+
+    def with_prefills(self, prefill_s: dict[int, float]) -> "Book":
+        """For points that were not measured before; what was measured stays."""
+        reference = msgspec.structs.replace(self.reference, prefill_s={**prefill_s, **self.reference.prefill_s})
+        return msgspec.structs.replace(self, reference=reference)
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """Those still to do. A void run is done again."""
+        return [run for run in runs if run not in self.counted]
+
+
+def felt(result: LoadResult) -> tuple[Felt, ...]:
+    return tuple(
+        Felt(
+            ttft_s=_rounded(ttft_s(request) if request.token_s else None),
+            tpot_s=_rounded(tpot_s(request)),
+            worst_gap_s=_rounded(max(gaps_s(request), default=None)),
+            complete=is_complete(request),
+        )
+        for request in result.requests
+    )
+
+
+def save(book: Book, path: Path) -> None:
+    """Whole or not at all: a crash while writing leaves the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(book), indent=0) + b"\n")
+    os.replace(unfinished, path)  # noqa: PTH105
+
+
+def load(path: Path) -> Book:
+    """Raises: `ConfigError`."""
+    try:
+        book = msgspec.json.decode(path.read_bytes(), type=Book)
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is no book of this experiment: {error}") from error
+    if book.version != BOOK_VERSION:
+        raise ConfigError(f"{path} has version {book.version}, this script writes {BOOK_VERSION}: begin anew")
+    return book
+
+
+def require_resumable(book: Book, fresh: Book) -> None:
+    """Raises: `ConfigError` when runs of the two would not compare; names the setting."""
+    for name in ("model", "cpus", "seconds", "slo"):
+        before, now = getattr(book, name), getattr(fresh, name)
+        if before != now:
+            raise ConfigError(
+                f"--resume: the book was begun with {name} {before}, not {now}: use the same, or begin anew"
+            )
+    if book.machine.cpu != fresh.machine.cpu:
+        raise ConfigError(f"--resume: the book is of another machine ({book.machine.cpu}): begin anew")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DECIMALS)

@@ -1,0 +1,142 @@
+"""Carries the experiment out: calibrates, starts an arm, sends its load, judges the run, writes it down."""
+
+import datetime
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdserve.bench.engine import OwnEngine, Phase
+from pdserve.bench.engine import Point as EnginePoint
+from pdserve.bench.experiment.book import Book, RunRecord, felt, save
+from pdserve.bench.experiment.calibration import gemm_s
+from pdserve.bench.experiment.conditions import Conditions, void_reason
+from pdserve.bench.experiment.cpu_time import cpu_times, shares
+from pdserve.bench.experiment.schedule import Run
+from pdserve.bench.load.result import LoadResult, Objective
+from pdserve.bench.provenance import this_commit
+from pdserve.engine.client import start_engine
+from pdserve.engine.port import EngineSpec
+from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
+from pdserve.units import div_ceil
+from pdserve.workload.request import WorkloadRequest
+
+PAGE_SLOTS = 16
+NUM_REFERENCES = 5
+"""Calibrations a core, and prefills a length, of which the median is the reference."""
+
+OVERHEAD_S = 25.0
+"""Of a run, beyond its arrivals: starting and stopping three processes, warming up, the last answers, calibrations."""
+
+WARM_UP_TOKENS = 8
+NUM_WARM_UPS = 4
+
+Send = Callable[[str, Sequence[WorkloadRequest], Objective], Awaitable[LoadResult]]
+"""Sends requests to a gateway's URL when they are due, and waits for their ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """What stays the same over all runs."""
+
+    model_dir: Path
+    model_name: str
+    send: Send
+    book_path: Path
+    on_progress: Callable[[str], None]
+
+    async def carry_out(self, book: Book, runs: Sequence[Run]) -> Book:
+        """Do the runs that the book lacks, and save it after each."""
+        missing = book.missing(runs)
+        for index, run in enumerate(missing, start=1):
+            left_s = expected_s(len(missing) - index + 1, seconds=book.seconds)
+            place = f"run {index} of {len(missing)}: {run.point.name}, seed {run.seed}, arm {run.arm.value}"
+            self.on_progress(f"{place}; about {left_s / 60:.0f} minutes left")
+            record = await self._run(book, run)
+            book = book.with_record(record)
+            save(book, self.book_path)
+            if record.void is not None:
+                self.on_progress(f"void: {record.void}")
+        return book
+
+    async def _run(self, book: Book, run: Run) -> RunRecord:
+        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        prefill_s = book.reference.prefill_s[run.point.num_prompt_tokens]
+        workload = run.point.workload(prefill_s=prefill_s, seed=run.seed)
+        requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
+        gemms = await self._gemm_ratios(book)
+        async with LocalDeployment(self._settings(book, run)) as deployment:
+            await self.send(deployment.url, _warm_up(requests[0]), Objective())
+            before = cpu_times()
+            result = await self.send(deployment.url, requests, book.slo.objective(prefill_s))
+            used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
+        conditions = Conditions(
+            steal_share=used.steal,
+            foreign_share=used.foreign,
+            own_share=used.own,
+            psi_cpu_share=used.psi,
+            gemm_ratios=(*gemms, *await self._gemm_ratios(book)),
+        )
+        return RunRecord(
+            point=run.point,
+            seed=run.seed,
+            arm=run.arm,
+            started=started,
+            commit=this_commit(),
+            void=void_reason(conditions),
+            conditions=conditions,
+            summary=result.summary,
+            felt=felt(result),
+        )
+
+    def _settings(self, book: Book, run: Run) -> DeploymentSettings:
+        return DeploymentSettings(
+            model_dir=str(self.model_dir),
+            model_name=self.model_name,
+            places=run.arm.places(book.cpus),
+            worker_arguments=run.arm.worker_arguments,
+        )
+
+    async def _gemm_ratios(self, book: Book) -> list[float]:
+        pairs = zip(book.cpus, book.reference.gemm_s, strict=True)
+        return [await gemm_s(cpu) / reference_s for cpu, reference_s in pairs]
+
+
+def expected_s(num_runs: int, *, seconds: float) -> float:
+    """About how long so many runs take."""
+    return num_runs * (seconds + OVERHEAD_S)
+
+
+async def reference_gemm_s(cpus: Sequence[int]) -> tuple[float, ...]:
+    """By core."""
+    return tuple([statistics.median([await gemm_s(cpu) for _ in range(NUM_REFERENCES)]) for cpu in cpus])
+
+
+async def measure_prefill_s(model_dir: Path, lengths: Sequence[int], *, cpu: int) -> dict[int, float]:
+    """Of one prompt of each length, whole, on an idle core."""
+    spec = EngineSpec(
+        model_dir=str(model_dir),
+        num_pages=div_ceil(max(lengths) + 1, PAGE_SLOTS),
+        page_slots=PAGE_SLOTS,
+        num_tail_slots=1,
+        num_threads=1,
+        cpus=(cpu,),
+    )
+    engine = OwnEngine(await start_engine(spec))
+    try:
+        return {length: await _median_prefill_s(engine, length) for length in lengths}
+    finally:
+        await engine.close()
+
+
+async def _median_prefill_s(engine: OwnEngine, length: int) -> float:
+    point = EnginePoint(phase=Phase.PREFILL, batch=1, context=length, steps=1)
+    return statistics.median([await engine.mean_seconds(point) for _ in range(NUM_REFERENCES)])
+
+
+def _warm_up(like: WorkloadRequest) -> list[WorkloadRequest]:
+    """At once, so that every worker gets some."""
+    return [
+        WorkloadRequest(arrival_s=0.0, num_prompt_tokens=like.num_prompt_tokens, num_output_tokens=WARM_UP_TOKENS)
+        for _ in range(NUM_WARM_UPS)
+    ]

@@ -1,0 +1,37 @@
+"""What a run met on the machine, and whether it counts."""
+
+import msgspec
+
+MAX_DISTURBANCE = 0.10
+"""Of the machine's CPU time, stolen by the hypervisor or used by processes that are not the experiment's."""
+
+MAX_GEMM_DEVIATION = 0.10
+"""Of the calibration product's time from its reference: another clock speed, or a busy sibling core, would show."""
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the run's wall clock times the number of cores, if not said otherwise."""
+
+    steal_share: float
+    foreign_share: float
+    """CPU time of all processes but those of the experiment."""
+    own_share: float
+    psi_cpu_share: float | None
+    """Of the wall clock, in which some task waited for a core; None where the kernel does not tell. Recorded, not
+    judged: the experiment's own processes share cores (gateway and worker), so it is high on a quiet machine too."""
+    gemm_ratios: tuple[float, ...]
+    """Of each core's calibration product before and after the run: its time over the reference."""
+
+
+def void_reason(conditions: Conditions) -> str | None:
+    """Why the run does not count; None when it does."""
+    disturbance = conditions.steal_share + conditions.foreign_share
+    if disturbance > MAX_DISTURBANCE:
+        return (
+            f"{100 * conditions.steal_share:.0f}% of CPU time stolen and {100 * conditions.foreign_share:.0f}% used by "
+            f"others, together over {100 * MAX_DISTURBANCE:.0f}%"
+        )
+    worst = max(conditions.gemm_ratios, key=lambda ratio: abs(ratio - 1))
+    if abs(worst - 1) > MAX_GEMM_DEVIATION:
+        return f"the calibration product took {worst:.2f} of its reference, over {100 * MAX_GEMM_DEVIATION:.0f}% off"
+    return None
