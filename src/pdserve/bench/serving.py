@@ -14,6 +14,7 @@ import msgspec
 
 from pdserve.bench.api_client import Answer, ApiClient
 from pdserve.bench.handoff_trace import HandoffFigures, collect, figures
+from pdserve.bench.percentile import percentile
 
 
 class OverlapRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,10 +179,3 @@ def latency_row(arm: str, noun: str, samples: Sequence[float], baseline: Sequenc
         ratio_p50=row.p50_s / percentile(baseline, 50),
         ratio_p99=row.p99_s / percentile(baseline, 99),
     )
-
-
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that at least `percent` of them do not exceed (nearest rank)."""
-    ordered = sorted(samples)
-    rank = -(-len(ordered) * percent // 100)
-    return ordered[max(0, int(rank) - 1)]

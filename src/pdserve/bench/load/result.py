@@ -17,7 +17,9 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_output_tokens: int
     """Asked for."""
     token_s: tuple[float, ...] = ()
-    """When each token came."""
+    """When each token came, or each chunk of text where the server does not tell tokens apart."""
+    num_generated: int | None = None
+    """Tokens of the answer as the server counted them, where that is not the length of `token_s`."""
     ended_s: float | None = None
     """None: the run was cut short before."""
     finish_reason: str | None = None
@@ -76,6 +78,10 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     steal_share: float | None
     psi_cpu_share: float | None
     """Of the time in which some task waited for a CPU (`/proc/pressure/cpu`, some)."""
+    busy_share: float | None = None
+    """Of the CPU time of all cores, by whatever it was."""
+    generator_cpu_s: float | None = None
+    """Of the load generator itself: near the duration of the run, the generator was the limit."""
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
