@@ -28,7 +28,7 @@ def differences(cases: Sequence[Case], outcomes: Mapping[str, Sequence[Outcome]]
     for arm, theirs in others:
         found += [
             Difference(
-                case.name, f"{arm} differs from {reference[0]}: {_first_difference(theirs_one.form, ours_one.form)}"
+                case.name, f"{arm} differs from {reference[0]}: {first_difference(theirs_one.form, ours_one.form)}"
             )
             for case, ours_one, theirs_one in zip(cases, reference[1], theirs, strict=True)
             if ours_one != theirs_one
@@ -45,15 +45,15 @@ def _difference_from_whole(streamed: Json, whole: Json) -> str | None:
         return f"no answer to compare: {str(streamed)[:300]}"
     if streamed_form == form:
         return None
-    return f"the stream differs from the whole answer: {_first_difference(streamed_form, form)}"
+    return f"the stream differs from the whole answer: {first_difference(streamed_form, form)}"
 
 
-def _first_difference(ours: object, theirs: object, path: str = "") -> str:
+def first_difference(ours: object, theirs: object, path: str = "") -> str:
     """Where two JSON values part, and what is there."""
     our_parts, their_parts = _parts(ours), _parts(theirs)
     for key in {**our_parts, **their_parts}:
         if our_parts.get(key) != their_parts.get(key):
-            return _first_difference(our_parts.get(key), their_parts.get(key), f"{path}.{key}")
+            return first_difference(our_parts.get(key), their_parts.get(key), f"{path}.{key}")
     return f"{path}: {str(ours)[:200]!r} against {str(theirs)[:200]!r}"
 
 
