@@ -2,9 +2,9 @@
 
 import random
 
-from pdserve.bench.load.result import Distribution, Disturbance, LoadResult, Objective, SentRequest, Summary
+from pdserve.bench.load.result import Disturbance, LoadResult, Objective, SentRequest
+from pdserve.bench.load.summary import summarise
 from pdserve.bench.provenance import Machine
-from pdserve.bench.report.experience import is_good
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.06, stall_s=0.4)
 
@@ -51,9 +51,6 @@ def load_result(
     configuration: dict[str, str] | None = None,
     disturbance: Disturbance | None = None,
 ) -> LoadResult:
-    duration_s = max((request.ended_s or request.sent_s for request in requests), default=1.0)
-    num_good = sum(is_good(request, objective) for request in requests)
-    has_objective = objective != Objective()
     return LoadResult(
         commit="0123456789ab",
         machine=Machine(cpu="a CPU", num_cpus=2, memory_bytes=2**34, kernel="6.1", python="3.11"),
@@ -62,21 +59,5 @@ def load_result(
         objective=objective,
         disturbance=disturbance or Disturbance(steal_share=0.0, psi_cpu_share=0.0),
         requests=requests,
-        summary=Summary(
-            num_requests=len(requests),
-            num_completed=sum(request.error is None for request in requests),
-            num_refused=sum(request.status == 503 for request in requests),
-            num_failed=0,
-            duration_s=duration_s,
-            ttft=Distribution(num_samples=len(requests), mean=0.3, p50=0.3, p90=0.5, p99=0.6, max=1.2),
-            tpot=None,
-            itl=None,
-            worst_gap=None,
-            e2e=None,
-            lateness=None,
-            output_tokens_per_s=sum(len(request.token_s) for request in requests) / duration_s,
-            requests_per_s=len(requests) / duration_s,
-            attainment=num_good / len(requests) if has_objective and requests else None,
-            goodput_per_s=num_good / duration_s if has_objective else None,
-        ),
+        summary=summarise(requests, objective),
     )

@@ -10,8 +10,8 @@ from pdserve.bench.experiment.conditions import Conditions
 from pdserve.bench.experiment.points import Arm, Point, Slo
 from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.load.result import LoadResult, Summary
+from pdserve.bench.load.summary import gaps_s, is_complete, tpot_s, ttft_s
 from pdserve.bench.provenance import Machine
-from pdserve.bench.report.experience import gaps_s, is_complete, tpot_s, ttft_s
 from pdserve.errors import ConfigError
 
 BOOK_VERSION = 1
@@ -76,6 +76,9 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_record(self, record: RunRecord) -> "Book":
         return msgspec.structs.replace(self, records=(*self.records, record))
+
+    def with_gemm(self, gemm_s: tuple[float, ...]) -> "Book":
+        return msgspec.structs.replace(self, reference=msgspec.structs.replace(self.reference, gemm_s=gemm_s))
 
     def with_prefills(self, prefill_s: dict[int, float]) -> "Book":
         """For points that were not measured before; what was measured stays."""

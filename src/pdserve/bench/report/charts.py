@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from pdserve.bench.load.result import LoadResult, Objective, SentRequest
+from pdserve.bench.load.summary import e2e_s, gaps_s, is_good, tpot_s, ttft_s
 from pdserve.bench.report.chart import Axis, Limit, Mark, Point, Series, axis_over, line_chart
-from pdserve.bench.report.experience import e2e_s, gaps_s, is_good, tpot_s, ttft_s
 
 DEFAULT_TTFT_S = 1.0
 """Around which the goodput curves lie when the run had no objective for TTFT."""

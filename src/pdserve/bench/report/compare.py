@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from pdserve.bench.load.result import RESULT_VERSION, LoadResult, Objective, SentRequest
+from pdserve.bench.load.summary import e2e_s, gaps_s, is_good, num_tokens, tpot_s, ttft_s
 from pdserve.bench.report.bootstrap import Counts, Interval, Samples, intervals
-from pdserve.bench.report.experience import e2e_s, gaps_s, is_good, tpot_s, ttft_s
 from pdserve.errors import ConfigError
 
 PERCENTS = (50.0, 90.0, 99.0)
@@ -104,7 +104,7 @@ class _Run:
         self._samples = [
             Samples([metric(request) if request.token_s else () for request in result.requests]) for metric in metrics
         ]
-        self._num_tokens = np.array([len(request.token_s) for request in result.requests])
+        self._num_tokens = np.array([num_tokens(request) for request in result.requests])
         self._good = np.array([is_good(request, objective) for request in result.requests])
         self._duration_s = result.summary.duration_s
 
