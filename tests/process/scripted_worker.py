@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -149,21 +150,31 @@ def join_message(
 
 
 async def shake_hands(
-    session: aiohttp.ClientSession, gateway_url: str, join: Join, *, secret: str | None = None
+    session: aiohttp.ClientSession,
+    gateway_url: str,
+    join: Join,
+    *,
+    secret: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[Channel[GatewayToWorker], GatewayToWorker]:
     """The channel and the gateway's answer to `join`."""
-    channel = await dial(session, f"{gateway_url}/cluster", worker_codec(), secret=secret, timeout_s=5.0)
+    channel = await dial(session, f"{gateway_url}/cluster", worker_codec(), secret=secret, timeout_s=5.0, tls=tls)
     channel.send(join)
     return channel, await asyncio.wait_for(channel.receive(), 5.0)
 
 
 @asynccontextmanager
 async def joined(
-    gateway_url: str, join: Join, script: Script | None = None, *, secret: str | None = None
+    gateway_url: str,
+    join: Join,
+    script: Script | None = None,
+    *,
+    secret: str | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncGenerator[ScriptedWorker]:
     """A worker that has joined; it leaves at the end."""
     async with aiohttp.ClientSession() as session:
-        channel, answer = await shake_hands(session, gateway_url, join, secret=secret)
+        channel, answer = await shake_hands(session, gateway_url, join, secret=secret, tls=tls)
         assert isinstance(answer, Welcome), answer.message if isinstance(answer, JoinRefused) else answer
         worker = ScriptedWorker(channel, join, answer, script or answering(["Hello", " world"]))
         try:

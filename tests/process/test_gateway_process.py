@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,11 +13,15 @@ import aiohttp
 import pytest
 from tests.process.gateway_under_test import until
 from tests.process.scripted_worker import ScriptedWorker, answering, join_message, joined, silent
+from tests.pure.certificates import Authority
 
-from pdserve.errors import ConfigError, PeerLost
+from pdserve.config.tls import load_api_tls, load_tls
+from pdserve.errors import AuthenticationError, ConfigError, PeerLost
 from pdserve.gateway.process import run_gateway
 from pdserve.gateway.settings import GatewaySettings
+from pdserve.wire.channel import dial
 from pdserve.wire.cluster import Generate
+from pdserve.wire.codec import worker_codec
 
 
 @pytest.fixture
@@ -70,6 +75,28 @@ async def test_run_gateway_answers_until_it_is_stopped(model_dir: Path) -> None:
                 assert "no chat template" in (await response.json())["error"]["message"]
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get(f"{url}/live")
+
+
+async def test_run_gateway_answers_clients_in_tls_and_workers_with_a_certificate(model_dir: Path) -> None:
+    authority = Authority(model_dir)
+    api, tls = authority.files("api"), load_tls(authority.files())
+    settings = replace(
+        settings_of(model_dir),
+        api_tls=load_api_tls(cert=api.cert, key=api.key),
+        tls=tls,
+        control_port=free_port(),
+    )
+    client = ssl.create_default_context(cafile=api.ca)
+    client.check_hostname = False
+    join_url = f"https://127.0.0.1:{settings.control_port}"
+    async with aiohttp.ClientSession() as session, running(settings):
+        url = f"https://127.0.0.1:{settings.port}"
+        with pytest.raises(AuthenticationError, match="in TLS only"):
+            await dial(session, f"{url}/cluster", worker_codec(), secret=None, timeout_s=5.0, tls=client)
+        async with joined(join_url, join_message("d0"), tls=tls.dialler):
+            body = {"model": "default", "prompt": "hello world"}
+            async with session.post(f"{url}/v1/completions", json=body, ssl=client) as response:
+                assert (await response.json())["choices"][0]["text"] == "Hello world"
 
 
 async def test_run_gateway_that_drains_finishes_what_runs_and_refuses_the_rest(model_dir: Path) -> None:

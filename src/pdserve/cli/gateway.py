@@ -9,6 +9,7 @@ from pdserve.cli.drain import add_drain_flag
 from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.model import chosen_model
 from pdserve.cli.subparsers import Subparsers
+from pdserve.cli.tls import add_api_tls_flags, add_tls_flags, control_port, requested_api_tls, requested_tls
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import parse_cpus, parse_port, require_cpus
 from pdserve.config import environment
@@ -24,6 +25,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--cpus", type=parse_cpus, default=(), metavar="LIST", help="cores to run on, such as 0,2-5")
     add_parser_choices(parser)
     add_drain_flag(parser)
+    add_tls_flags(parser)
+    parser.add_argument(
+        "--control-port", type=parse_port, metavar="PORT", help="where workers join in TLS (default: --port plus one)"
+    )
+    add_api_tls_flags(parser)
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
@@ -59,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     warn_if_open(arguments.host, environment.cluster_secret())
     if arguments.cpus:
         os.sched_setaffinity(0, arguments.cpus)
+    tls = requested_tls(arguments)
     model_dir, model_name = chosen_model(arguments)
     settings = GatewaySettings(
         model_name=model_name,
@@ -67,6 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         api_key=environment.api_key(),
         cluster_secret=environment.cluster_secret(),
+        tls=tls,
+        control_port=control_port(arguments, tls, default=arguments.port + 1),
+        api_tls=requested_api_tls(arguments),
         tool_parser=ToolParserChoice(arguments.tool_parser),
         reasoning_parser=ReasoningParserChoice(arguments.reasoning_parser),
         drain_timeout_s=arguments.drain_timeout,

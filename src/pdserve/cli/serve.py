@@ -11,6 +11,7 @@ from pdserve.cli.gateway import add_parser_choices, parser_choice_flags
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
+from pdserve.cli.tls import add_tls_flags, requested_tls, tls_flags
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.worker import add_engine_flags, engine_flags, parse_port
 from pdserve.config.deployment import DeploymentRequest, place_workers
@@ -33,6 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_engine_flags(parser)
     add_speculation_flags(parser)
     add_drain_flag(parser)
+    add_tls_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     places = place_workers(deployment_request(arguments))
     worker_arguments = engine_flags(arguments)
+    tls = requested_tls(arguments)
     require_free_port(arguments.host, arguments.port)
     source = resolve_model(arguments.model)
     require_parallel_model(source.dir, places)
@@ -53,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         worker_arguments=(*worker_arguments, *speculation_flags(speculation)),
         gateway_arguments=parser_choice_flags(arguments),
+        tls_arguments=tls_flags(tls),
         drain_timeout_s=arguments.drain_timeout,
     )
     run_until_signal(lambda stop: _serve(settings, stop))

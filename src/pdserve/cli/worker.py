@@ -10,6 +10,7 @@ from pdserve.cli.logs import LEVELS, configure_logs, warn_if_open
 from pdserve.cli.model import chosen_model
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation
 from pdserve.cli.subparsers import Subparsers
+from pdserve.cli.tls import add_tls_flags, control_port, requested_tls
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
 from pdserve.config.device import Device
@@ -60,6 +61,13 @@ def add_parser(subparsers: Subparsers) -> None:
     add_engine_flags(parser)
     add_speculation_flags(parser)
     add_drain_flag(parser)
+    add_tls_flags(parser)
+    parser.add_argument(
+        "--control-port",
+        type=parse_port,
+        metavar="PORT",
+        help="where decode workers dial in TLS (default: any free one)",
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="warning", help="default: warning")
     parser.add_argument(
         "--allow-stop-at",
@@ -177,7 +185,8 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
     require_engine(arguments, fabric_hosts=fabric_hosts, device=device)
     require_parallel(arguments)
-    _require_url(arguments.join)
+    tls = requested_tls(arguments)
+    _require_url(arguments.join, in_tls=tls is not None)
     require_cpus(arguments.cpus)
     model_dir, model_name = chosen_model(arguments)
     return WorkerSettings(
@@ -206,13 +215,19 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         join_timeout_s=arguments.join_timeout,
         drain_timeout_s=arguments.drain_timeout,
         secret=environment.cluster_secret(),
+        tls=tls,
+        control_port=control_port(arguments, tls, default=0),
         capture_kv=arguments.capture_kv,
         allow_stop_at=arguments.allow_stop_at,
     )
 
 
-def _require_url(join: str) -> None:
+def _require_url(join: str, *, in_tls: bool) -> None:
     """Raises: `ConfigError`."""
+    if in_tls and not join.startswith("https://"):
+        raise ConfigError(
+            f"--join {join} is not in TLS: with --tls-cert, give https:// and the gateway's --control-port"
+        )
     if not join.startswith(("http://", "https://")):
         raise ConfigError(f"--join {join} is no URL such as http://10.0.0.1:8000")
 

@@ -6,6 +6,7 @@ from pdserve.config.device import Device
 from pdserve.config.drain import DEFAULT_DRAIN_TIMEOUT_S
 from pdserve.config.role import Role
 from pdserve.config.speculation import Speculation
+from pdserve.config.tls import Tls
 
 PROVIDERS = ("tcp", "shm", "efa", "verbs")
 """`tcp` is `tcp;ofi_rxm`. `efa` and `verbs` take the same path and are untested on hardware."""
@@ -75,6 +76,10 @@ class WorkerSettings:
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     """From the signal to stop; what runs still is failed then. 0: at once."""
     secret: str | None = None
+    tls: Tls | None = None
+    """For control connections, both those that come in and those that it dials. None: they are plain."""
+    control_port: int = 0
+    """Where control connections come in with `tls`; 0: any free one. Without, they come in at `port`."""
     capture_kv: bool = False
     """Keep the KV of the last prompts for `verify-handoff`; costs a copy a request."""
     allow_stop_at: bool = False

@@ -30,6 +30,9 @@ GUARDED = ("/v1/", "/tokenize", "/detokenize")
 AUDITOR = web.AppKey("auditor", Auditor)
 """Of the application, for who wants its ledger without asking over HTTP."""
 
+METRICS = web.AppKey("metrics", GatewayMetrics)
+"""Of the application, for what is refused before a request is read."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +56,7 @@ def build_app(
     responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
     tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
     status = StatusEndpoints(hub, metrics, clock, model, drain)
-    cluster = ClusterEndpoint(hub, secret=settings.cluster_secret)
+    cluster = ClusterEndpoint(hub, settings, metrics)
     auditor = Auditor(hub, metrics, clock, secret=settings.cluster_secret)
 
     async def start(app: web.Application) -> None:
@@ -66,11 +69,12 @@ def build_app(
 
     app = web.Application(
         client_max_size=settings.max_body_bytes,
-        middlewares=[_openai_errors, _require_key(settings.api_key), admit_requests(drain)],
+        middlewares=[_openai_errors, _require_key(settings.api_key, metrics), admit_requests(drain)],
     )
     app.add_routes(_generating_routes(completions, responses))
     app.add_routes(_other_routes(tokens, status, cluster, auditor))
     app[AUDITOR] = auditor
+    app[METRICS] = metrics
     app.on_startup.append(start)
     app.on_shutdown.append(stop)
     return app
@@ -128,10 +132,11 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
     )
 
 
-def _require_key(api_key: str | None) -> Middleware:
+def _require_key(api_key: str | None, metrics: GatewayMetrics) -> Middleware:
     @web.middleware
     async def require_key(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path.startswith(GUARDED) and not authorised(request, api_key):
+            metrics.observe_authentication_refused("api_key")
             raise AuthenticationError("the API key is missing or wrong; send it as 'Authorization: Bearer KEY'")
         return await handler(request)
 

@@ -5,14 +5,18 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
 from pdserve.errors import ConfigError
-from pdserve.gateway.app import AUDITOR, build_app
+from pdserve.gateway.app import AUDITOR, METRICS, build_app
 from pdserve.gateway.drain import Drain
 from pdserve.gateway.settings import GatewaySettings
+from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.text.tokenizer import Tokenizer
+from pdserve.wire.acceptor import Credential
+from pdserve.wire.tls_listener import listening_in_tls
 
 SHUTDOWN_TIMEOUT_S = 5.0
 """For handlers to write their last answers after the hub has failed what was pending."""
@@ -38,19 +42,38 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, app[AUDITOR].dump)
     try:
-        try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"can't listen on {settings.host}:{settings.port}: {_reason(error)}; choose another --host or --port"
-            ) from error
-        _log.info("gateway_listening host=%s port=%d model=%s", settings.host, settings.port, settings.model_name)
-        ready()
-        await stop.wait()
-        await _finish(drain, timeout_s=settings.drain_timeout_s)
+        async with AsyncExitStack() as listeners:
+            await _listen(runner, settings, app[METRICS], listeners)
+            _log.info("gateway_listening host=%s port=%d model=%s", settings.host, settings.port, settings.model_name)
+            ready()
+            await stop.wait()
+            await _finish(drain, timeout_s=settings.drain_timeout_s)
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
         await runner.cleanup()
+
+
+async def _listen(
+    runner: web.AppRunner, settings: GatewaySettings, metrics: GatewayMetrics, listeners: AsyncExitStack
+) -> None:
+    """To clients, and to workers in TLS where that is asked for. Raises: `ConfigError`."""
+    host, port, flag = settings.host, settings.port, "--port"
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=settings.api_tls).start()
+        if settings.tls is not None:
+            port, flag = settings.control_port, "--control-port"
+            listener = listening_in_tls(
+                runner,
+                host,
+                port,
+                settings.tls.listener,
+                on_refused=lambda: metrics.observe_authentication_refused(Credential.CERTIFICATE.value),
+            )
+            await listeners.enter_async_context(listener)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"can't listen on {host}:{port}: {_reason(error)}; choose another --host or {flag}"
+        ) from error
 
 
 async def _finish(drain: Drain, *, timeout_s: float) -> None:

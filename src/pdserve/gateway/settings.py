@@ -1,9 +1,11 @@
 """What a gateway is started with."""
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdserve.config.drain import DEFAULT_DRAIN_TIMEOUT_S
+from pdserve.config.tls import Tls
 from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
 from pdserve.units import MIB
 
@@ -20,6 +22,11 @@ class GatewaySettings:
     """Bearer token of `/v1/*`, `/tokenize` and `/detokenize`; None: open."""
     cluster_secret: str | None = field(default=None, repr=False)
     """What workers must know, and prove; None: anybody may join. Set it unless `host` is loopback."""
+    tls: Tls | None = None
+    """For workers' connections, which come in at `control_port` then, and nowhere else. None: they are plain."""
+    control_port: int = 0
+    api_tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """For `port`; None: plain HTTP."""
     tool_parser: ToolParserChoice = ToolParserChoice.AUTO
     """How the model writes calls of tools."""
     reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO

@@ -37,6 +37,8 @@ class DeploymentSettings:
     """Flags of `pdserve worker` for every worker."""
     gateway_arguments: tuple[str, ...] = ()
     """Flags of `pdserve gateway`."""
+    tls_arguments: tuple[str, ...] = ()
+    """Flags of both for TLS on control connections; none: they are plain."""
     drain_timeout_s: float = 0.0
     """For each process to finish what runs when the deployment stops; 0: none, as fits where nobody waits."""
     environment: dict[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -63,12 +65,13 @@ class LocalDeployment:
         self._on_progress = on_progress
         self._children: list[Child] = []
         self.url = ""
+        self._join_url = ""
 
     async def __aenter__(self) -> "LocalDeployment":
         """Raises: `ConfigError` when something does not start; nothing is left running then."""
         settings = self._settings
         port = require_free_port(settings.host, settings.port)
-        self.url = f"http://{settings.host}:{port}"
+        self.url = self._join_url = f"http://{settings.host}:{port}"
         try:
             await self._start_all(port)
         except BaseException:
@@ -140,18 +143,23 @@ class LocalDeployment:
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
         pinning = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
         where = ("--host", settings.host, "--port", str(port), "--drain-timeout", str(settings.drain_timeout_s))
-        return ("gateway", *model, *where, *pinning, *settings.gateway_arguments)
+        arguments = ("gateway", *model, *where, *pinning, *settings.gateway_arguments)
+        if not settings.tls_arguments:
+            return arguments
+        control_port = require_free_port(settings.host, 0)
+        self._join_url = f"https://{settings.host}:{control_port}"
+        return (*arguments, *settings.tls_arguments, "--control-port", str(control_port))
 
     def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
         settings = self._settings
-        arguments = ["worker", "--role", place.role.value, "--name", place.name, "--join", self.url]
+        arguments = ["worker", "--role", place.role.value, "--name", place.name, "--join", self._join_url]
         arguments += ["--model-dir", settings.model_dir, "--model-name", settings.model_name]
         arguments += ["--tensor-parallel-size", str(place.tensor_parallel_size)]
         arguments += ["--data-parallel-size", str(place.data_parallel_size)]
         arguments += ["--drain-timeout", str(settings.drain_timeout_s)]
         if place.cpus:
             arguments += ["--cpus", ",".join(map(str, place.cpus))]
-        return (*arguments, *settings.worker_arguments)
+        return (*arguments, *settings.worker_arguments, *settings.tls_arguments)
 
     async def _stop_all(self) -> None:
         """Workers first, so that they can finish and say goodbye, then the gateway, which has nothing left then."""

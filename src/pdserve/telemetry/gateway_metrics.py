@@ -55,6 +55,9 @@ class GatewayMetrics:
         self._protocol_errors = self._counter(
             "pdserve:protocol_errors_total", "Connections of workers that broke the protocol."
         )
+        self._authentications_refused = self._counter(
+            "pdserve:authentications_refused_total", "Credentials that were refused.", "credential"
+        )
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
         self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.workers = WorkerGauges(registry, model_name=model_name)
@@ -91,6 +94,10 @@ class GatewayMetrics:
     def observe_protocol_error(self) -> None:
         """A worker's connection is ended because of what it sent."""
         self._protocol_errors.inc()
+
+    def observe_authentication_refused(self, credential: str) -> None:
+        """A client's request or a worker's connection was refused."""
+        self._authentications_refused.labels(credential=credential).inc()
 
     def set_requests(self, *, num_pending: int, num_retries: int) -> None:
         """Requests pending now, and the retries since the gateway started."""

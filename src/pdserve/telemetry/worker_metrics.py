@@ -57,12 +57,22 @@ class WorkerMetrics:
         self._stale_messages = {
             sender: Total(stale_messages.labels(sender=sender)) for sender in ("gateway", "decode", "prefill")
         }
+        self._authentications_refused = Counter(
+            "pdserve:authentications_refused_total",
+            "Credentials that were refused.",
+            ("credential",),
+            registry=registry,
+        )
         self._local_prefills = Counter(
             "pdserve:prefill_local_total", "Prompts a decode worker prefilled itself.", ("reason",), registry=registry
         )
         self._handoffs = Counter(
             "pdserve:handoffs_total", "Handoffs of ended requests.", ("outcome",), registry=registry
         )
+
+    def observe_authentication_refused(self, credential: str) -> None:
+        """A decode worker's connection was refused."""
+        self._authentications_refused.labels(credential=credential).inc()
 
     def set_leaked(self, num_leaked: Mapping[str, int]) -> None:
         """By kind, as of the last audit."""

@@ -8,6 +8,7 @@ from pdserve.config.worker import WorkerSettings
 from pdserve.errors import FabricError, PdserveError, RemoteProtocolError
 from pdserve.fabric.port import Fabric
 from pdserve.ids import Incarnation
+from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.transfer.sender import Sender
 from pdserve.wire.acceptor import Acceptor
 from pdserve.wire.channel import Channel
@@ -28,14 +29,27 @@ class DecodeLinks:
     """The handler of `GET /peer` on a worker that prefills."""
 
     def __init__(
-        self, *, settings: WorkerSettings, driver: Driver, sender: Sender, fabric: Fabric, connections: Connections
+        self,
+        *,
+        settings: WorkerSettings,
+        driver: Driver,
+        sender: Sender,
+        fabric: Fabric,
+        connections: Connections,
+        metrics: WorkerMetrics,
     ) -> None:
         self._settings = settings
         self._driver = driver
         self._sender = sender
         self._fabric = fabric
         self._connections = connections
-        self._acceptor = Acceptor(prefill_side_codec(), secret=settings.secret, max_connections=MAX_PEERS)
+        self._acceptor = Acceptor(
+            prefill_side_codec(),
+            secret=settings.secret,
+            max_connections=MAX_PEERS,
+            needs_tls=settings.tls is not None,
+            on_refused=lambda credential: metrics.observe_authentication_refused(credential.value),
+        )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         return await self._acceptor.accept(request, self._serve)

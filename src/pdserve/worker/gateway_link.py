@@ -101,6 +101,7 @@ class GatewayLink:
             worker_codec(),
             secret=settings.secret,
             timeout_s=DIAL_TIMEOUT_S,
+            tls=settings.tls and settings.tls.dialler,
         )
         join = Join(
             protocol_version=PROTOCOL_VERSION,

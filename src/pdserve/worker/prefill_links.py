@@ -79,6 +79,7 @@ class PrefillLinks:
             decode_side_codec(),
             secret=self._settings.secret,
             timeout_s=DIAL_TIMEOUT_S,
+            tls=self._settings.tls and self._settings.tls.dialler,
         )
         try:
             theirs = await self._shake_hands(channel, target)

@@ -17,6 +17,7 @@ from pdserve.config.cores import share_of_cpus
 from pdserve.config.device import Device
 from pdserve.config.role import Role
 from pdserve.config.speculation import Speculation
+from pdserve.config.tls import Tls
 from pdserve.config.worker import WorkerSettings
 from pdserve.engine.client import start_engine
 from pdserve.engine.port import Engine, EngineInfo, EngineSpec
@@ -29,7 +30,9 @@ from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.transfer.identity import Identity
 from pdserve.units import div_ceil
+from pdserve.wire.acceptor import Credential
 from pdserve.wire.cluster import FailureKind
+from pdserve.wire.tls_listener import listening_in_tls
 from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.connections import Connections
@@ -176,6 +179,7 @@ class _Worker:
         captures = Captures(engines) if settings.capture_kv else None
         core = WorkerCore(self._surroundings(identity, regions, captures))
         metrics = WorkerMetrics(model_name=settings.model_name)
+        self._metrics = metrics
         traces = TraceBook()
         stop_at = StopAt(core) if settings.allow_stop_at else None
         self._driver = Driver(
@@ -283,7 +287,7 @@ class _Worker:
 
     @asynccontextmanager
     async def _serve_http(self) -> AsyncGenerator[str]:
-        """The worker's HTTP server; yields its URL. Raises: `ConfigError` when it can't listen."""
+        """The worker's HTTP server; yields the URL for its peers. Raises: `ConfigError` when it can't listen."""
         app = web.Application()
         app.add_routes(self._endpoints.routes())
         sender = self._driver.core.sender
@@ -294,12 +298,18 @@ class _Worker:
                 sender=sender,
                 fabric=self._fabric,
                 connections=self._connections,
+                metrics=self._metrics,
             )
             app.router.add_get("/peer", links.handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            yield await self._listen(runner)
+            url = await self._listen(runner)
+            if self._settings.tls is None:
+                yield url
+            else:
+                async with self._listen_in_tls(runner, self._settings.tls) as tls_url:
+                    yield tls_url
         finally:
             await runner.cleanup()
 
@@ -308,11 +318,29 @@ class _Worker:
         try:
             await web.TCPSite(runner, host, self._settings.port).start()
         except OSError as error:
-            raise ConfigError(
-                f"worker {self._settings.name} can't listen on {host}:{self._settings.port}: {error}"
-            ) from error
+            raise self._unusable(self._settings.port, error) from error
         _, port, *_ = runner.addresses[0]
         return f"http://{host}:{port}"
+
+    @asynccontextmanager
+    async def _listen_in_tls(self, runner: web.AppRunner, tls: Tls) -> AsyncGenerator[str]:
+        host, port = self._settings.host, self._settings.control_port
+        async with AsyncExitStack() as stack:
+            listener = listening_in_tls(
+                runner,
+                host,
+                port,
+                tls.listener,
+                on_refused=lambda: self._metrics.observe_authentication_refused(Credential.CERTIFICATE.value),
+            )
+            try:
+                port = await stack.enter_async_context(listener)
+            except OSError as error:
+                raise self._unusable(port, error) from error
+            yield f"https://{host}:{port}"
+
+    def _unusable(self, port: int, error: OSError) -> ConfigError:
+        return ConfigError(f"worker {self._settings.name} can't listen on {self._settings.host}:{port}: {error}")
 
     def _joined(self) -> None:
         self._endpoints.is_ready = True
