@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from pdserve.gateway.dispatcher import Work
 from pdserve.gateway.failures import Failure
+from pdserve.kv.layout import KvLayout
 from pdserve.simulate.model import reference_answer
 from pdserve.simulate.referee import RuleBroken
 from pdserve.wire.cluster import Delta
@@ -20,6 +21,8 @@ HONEST_STATUSES = (*TEMPORARY_STATUSES, TIMED_OUT_STATUS)
 @dataclass(slots=True)
 class Client:
     work: Work
+    layout: KvLayout
+    """Of the model that answers it."""
     answers: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """Tokens so far, by choice."""
     finished: set[int] = field(default_factory=set[int])
@@ -36,7 +39,7 @@ class Client:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        return reference_answer(self.work.prompt_token_ids, self.work.sampling.max_tokens)
+        return reference_answer(self.layout, self.work.prompt_token_ids, self.work.sampling.max_tokens)
 
     def hear(self, delta: Delta) -> None:
         """H8: no token but the model's. H9: nothing after the end."""

@@ -1,64 +1,53 @@
-"""The model of hashes over a paged region, computed a layer a step; what a fabric writes into it is watched."""
+"""The model of hashes on the ranks of one engine, over paged regions, computed a layer a step."""
 
-import mmap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from pdserve.clock import Clock
 from pdserve.engine.port import EngineInfo
 from pdserve.kv.shard import KvSharding
 from pdserve.layer_counter import REGION_BYTES, RING_OFFSET, RING_TICKS
-from pdserve.schedule.batch import Batch, BatchResult, Chunk, PageCopy
+from pdserve.schedule.batch import Batch, BatchResult, Chunk
 from pdserve.shared_region import SharedRegion
+from pdserve.simulate.drafter import HashDrafter
 from pdserve.simulate.model import (
-    LAYOUT,
     MAX_MODEL_LEN,
-    SLOT_BYTES,
+    NUM_QUERY_HEADS,
     TAIL_BYTES,
-    first_slot,
+    HashModel,
+    HeadKv,
+    hidden_of,
+    kv_head_of,
     next_token,
-    tail_of,
-    upper_slot,
+    seed_after,
 )
-from pdserve.units import div_ceil
-
-FLUSH_BYTES = 64
-"""The spare end of each region, which flushes write to."""
-
-
-class WatchedBuffer(mmap.mmap):
-    """A mapping that reports each slice assigned to it: what a fabric writes; the engine writes through a view."""
-
-    on_write: Callable[[int, int], None] | None = None
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
-        match key:
-            case slice(start=int(start), stop=int(stop)) if start >= 0 and self.on_write is not None:
-                self.on_write(start, stop)
-            case _:
-                pass
+from pdserve.simulate.rank_kv import RankKv, watched_region
 
 
 class HashEngine:
-    """One rank. Lifetime: until `close`."""
+    """One data parallel rank, with all its tensor parallel ranks. Lifetime: until `close`."""
 
-    def __init__(self, *, num_pages: int, num_tail_slots: int, clock: Clock) -> None:
+    def __init__(
+        self, model: HashModel, *, num_ranks: int = 1, num_pages: int, num_tail_slots: int, clock: Clock
+    ) -> None:
+        self.model = model
+        sharding = KvSharding(layout=model.layout, num_ranks=num_ranks)
         self.info = EngineInfo(
-            sharding=KvSharding(layout=LAYOUT),
+            sharding=sharding,
             num_pages=num_pages,
             num_tail_slots=num_tail_slots,
             tail_slot_bytes=TAIL_BYTES,
             max_model_len=MAX_MODEL_LEN,
+            draft_layout=model.draft_layout,
             model_fingerprint="hashes",
             pids=(),
         )
-        self.kv_region, self.kv_writes = watched_region("kv", LAYOUT.region_bytes(num_pages))
+        self.ranks = tuple(RankKv(sharding, rank=rank, num_pages=num_pages) for rank in range(num_ranks))
+        draft_layout = model.draft_layout
+        self.drafter = HashDrafter(draft_layout, num_pages=num_pages) if draft_layout is not None else None
         self.tail_region, self.tail_writes = watched_region("tail", num_tail_slots * TAIL_BYTES)
         self.counter_region = SharedRegion.create(name="counter", num_bytes=REGION_BYTES)
-        self._kv = memoryview(self.kv_region.buffer)
         self._tail = memoryview(self.tail_region.buffer)
-        self._layer_bytes = LAYOUT.layer_bytes(num_pages)
+        self._query_heads = self._placed_query_heads()
         self._clock = clock
         self._num_ticks = 0
         self._batch: Batch | None = None
@@ -66,85 +55,109 @@ class HashEngine:
 
     def start(self, batch: Batch) -> None:
         self._batch, self._layer_index = batch, 0
+        caches = self.ranks
+        if self.drafter is not None:
+            self.drafter.start(batch.ended_sequences)
+            caches = (*caches, self.drafter.kv)
         for copy in batch.copies:
-            self._copy_page(copy)
+            for cache in caches:
+                cache.copy_page(copy)
 
     def step(self) -> BatchResult | None:
-        """Compute a layer, or end the pass: then its result. Requires: a pass was started."""
+        """Compute a layer on all ranks, or one of the drafter, or end the pass: then its result. Requires: a pass."""
         batch = self._batch
         assert batch is not None
-        if self._layer_index < LAYOUT.num_layers:
-            for chunk in batch.chunks:
-                self._compute(chunk)
+        if self._layer_index < self.info.num_counted_layers:
+            self._compute_layer(batch)
             self._layer_index += 1
             self._tick()
             return None
         for chunk in batch.chunks:
             if chunk.tail_slot is not None:
                 start = chunk.tail_slot * TAIL_BYTES
-                last_slot = self._slot(chunk.page_indices, chunk.stop - 1, layer_index=LAYOUT.num_layers - 1)
-                self._tail[start : start + TAIL_BYTES] = tail_of(last_slot)
+                self._tail[start : start + TAIL_BYTES] = self._hidden_at(chunk.page_indices, chunk.stop - 1)
         self._tick()
         self._batch = None
         now_ns = self._clock.now_ns()
-        sampled = [(chunk.sequence_id, (next_token(self._kv_of(chunk)),)) for chunk in batch.chunks if chunk.samples]
-        return BatchResult(pass_index=batch.pass_index, sampled=tuple(sampled), started_ns=now_ns, ended_ns=now_ns)
-
-    def read(self, page_indices: tuple[int, ...], num_tokens: int) -> tuple[bytes, ...]:
-        """The KV of the first tokens, by layer."""
-        pages = page_indices[: div_ceil(num_tokens, LAYOUT.page_slots)]
-        starts = [page_index * LAYOUT.page_bytes for page_index in pages]
-        return tuple(
-            b"".join(self._kv[base + start : base + start + LAYOUT.page_bytes] for start in starts)[
-                : num_tokens * SLOT_BYTES
-            ]
-            for base in range(0, LAYOUT.num_layers * self._layer_bytes, self._layer_bytes)
-        )
+        sampled = tuple((chunk.sequence_id, self._sample(chunk)) for chunk in batch.chunks if chunk.samples)
+        return BatchResult(pass_index=batch.pass_index, sampled=sampled, started_ns=now_ns, ended_ns=now_ns)
 
     def close(self) -> None:
-        self._kv.release()
+        for rank in self.ranks:
+            rank.close()
+        if self.drafter is not None:
+            self.drafter.close()
         self._tail.release()
-        for region in (self.kv_region, self.tail_region, self.counter_region):
+        for region in (self.tail_region, self.counter_region):
             region.close()
 
-    def _compute(self, chunk: Chunk) -> None:
-        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
+    def _placed_query_heads(self) -> list[tuple[int, int]]:
+        """Each query head's rank and KV head."""
+        queries_per_rank = NUM_QUERY_HEADS // len(self.ranks)
+        layout = self.info.sharding.layout
+        return [(query // queries_per_rank, kv_head_of(layout, query)) for query in range(NUM_QUERY_HEADS)]
+
+    def _compute_layer(self, batch: Batch) -> None:
+        draft_layer = self._layer_index - self.info.sharding.layout.num_layers
+        if draft_layer < 0:
+            for chunk in batch.chunks:
+                for rank in self.ranks:
+                    self._compute(rank, chunk)
+            return
+        assert self.drafter is not None
+        if draft_layer == 0:
+            for chunk in batch.chunks:
+                self._follow(self.drafter, chunk)
+        self.drafter.compute(draft_layer)
+
+    def _compute(self, rank: RankKv, chunk: Chunk) -> None:
+        """A chunk's vectors in one layer of a rank: the seeds are made in the first, and read from it in the others."""
+        for head in rank.heads:
             if self._layer_index > 0:
-                slot = upper_slot(self._slot(chunk.page_indices, position, layer_index=0))
-            elif position > 0:
-                slot = first_slot(self._slot(chunk.page_indices, position - 1, layer_index=0), token_id)
+                positions = range(chunk.start, chunk.stop)
+                seeds = [rank.seed_at(chunk.page_indices, position, head=head) for position in positions]
             else:
-                slot = first_slot(b"", token_id)
-            start = self._offset(chunk.page_indices, position, layer_index=self._layer_index)
-            self._kv[start : start + SLOT_BYTES] = slot
+                last = rank.seed_at(chunk.page_indices, chunk.start - 1, head=head) if chunk.start > 0 else b""
+                seeds: list[bytes] = []
+                for token_id in chunk.token_ids:
+                    last = seed_after(last, token_id, head=head)
+                    seeds.append(last)
+            rank.write(chunk.page_indices, chunk.start, seeds, head=head, layer_index=self._layer_index)
 
-    def _kv_of(self, chunk: Chunk) -> tuple[bytes, ...]:
-        return self.read(chunk.page_indices, chunk.stop)
+    def _follow(self, drafter: HashDrafter, chunk: Chunk) -> None:
+        sampled = self._sample(chunk) if chunk.samples else ()
+        num_kept = len(chunk.token_ids) - chunk.num_drafts + max(len(sampled) - 1, 0)
+        hidden = [self._hidden_at(chunk.page_indices, chunk.start + index) for index in range(num_kept)]
+        carry = None
+        if chunk.carry_slot is not None:
+            carry = bytes(self._tail[chunk.carry_slot * TAIL_BYTES : (chunk.carry_slot + 1) * TAIL_BYTES])
+        drafter.follow(chunk, chunk.token_ids[:num_kept], hidden, sampled=sampled[-1:], carry=carry)
 
-    def _offset(self, page_indices: tuple[int, ...], position: int, *, layer_index: int) -> int:
-        page_position, slot = divmod(position, LAYOUT.page_slots)
-        page_start = page_indices[page_position] * LAYOUT.page_bytes
-        return layer_index * self._layer_bytes + page_start + slot * SLOT_BYTES
+    def _sample(self, chunk: Chunk) -> tuple[int, ...]:
+        """The token after the last known one, and on while each is the draft in its place."""
+        num_known = len(chunk.token_ids) - chunk.num_drafts
+        sampled = [self._token_after(chunk, chunk.start + num_known)]
+        for num_right, draft in enumerate(chunk.token_ids[num_known:], start=1):
+            if sampled[-1] != draft:
+                break
+            sampled.append(self._token_after(chunk, chunk.start + num_known + num_right))
+        return tuple(sampled)
 
-    def _slot(self, page_indices: tuple[int, ...], position: int, *, layer_index: int) -> bytes:
-        start = self._offset(page_indices, position, layer_index=layer_index)
-        return bytes(self._kv[start : start + SLOT_BYTES])
+    def _token_after(self, chunk: Chunk, num_tokens: int) -> int:
+        """What the model says after the first tokens of a sequence."""
+        read: dict[tuple[int, int], HeadKv] = {}
+        for rank, head in self._query_heads:
+            if (rank, head) not in read:
+                read[rank, head] = self.ranks[rank].read(chunk.page_indices, num_tokens, head=head)
+        return next_token(read[place] for place in self._query_heads)
 
-    def _copy_page(self, copy: PageCopy) -> None:
-        for base in range(0, LAYOUT.num_layers * self._layer_bytes, self._layer_bytes):
-            source, target = base + copy.source * LAYOUT.page_bytes, base + copy.target * LAYOUT.page_bytes
-            self._kv[target : target + LAYOUT.page_bytes] = self._kv[source : source + LAYOUT.page_bytes]
+    def _hidden_at(self, page_indices: Sequence[int], position: int) -> bytes:
+        return hidden_of(
+            self.ranks[rank].seed_at(page_indices, position, head=head) for rank, head in self._query_heads
+        )
 
     def _tick(self) -> None:
         self._num_ticks += 1
         ring_start = RING_OFFSET + self._num_ticks % RING_TICKS * 8
         self.counter_region.buffer[ring_start : ring_start + 8] = self._clock.now_ns().to_bytes(8, "little")
         self.counter_region.buffer[0:8] = self._num_ticks.to_bytes(8, "little")
-
-
-def watched_region(name: str, num_bytes: int) -> tuple[SharedRegion, WatchedBuffer]:
-    region = SharedRegion.create(name=name, num_bytes=num_bytes + FLUSH_BYTES)
-    region.buffer.close()
-    watched = WatchedBuffer(region.fd, region.num_bytes)
-    region.buffer = watched
-    return region, watched

@@ -101,10 +101,10 @@ class GatewayEnd:
                 role=worker.shape.role,
                 url=worker.name,
                 model_name="hashes",
-                model_fingerprint=worker.engine.info.model_fingerprint,
-                max_model_len=worker.engine.info.max_model_len,
+                model_fingerprint=worker.core.identity.model_fingerprint,
+                max_model_len=worker.engines[0].info.max_model_len,
                 lease_s=worker.lease_s,
-                tensor_parallel_size=1,
+                tensor_parallel_size=worker.shape.num_ranks,
                 loads=worker.core.loads(),
             )
         )

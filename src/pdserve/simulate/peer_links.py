@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdserve.ids import Incarnation
+from pdserve.kv.shard import KvSharding
 from pdserve.simulate.connection import End
 from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
@@ -39,6 +40,8 @@ class Link:
     peer: Incarnation
     regions: tuple[RankRegions, ...] = ()
     """Under keys for this peer, until it has accepted them."""
+    sharding: KvSharding | None = None
+    """The peer's, as it says itself."""
     is_joined: bool = False
 
 
@@ -88,6 +91,7 @@ class Peers(ABC):
             incarnation=identity.incarnation,
             model_fingerprint=identity.model_fingerprint,
             sharding=identity.sharding,
+            draft_layout=identity.draft_layout,
             num_pages=identity.num_pages,
             tail_slot_bytes=identity.tail_slot_bytes,
             heartbeat_s=worker.heartbeat_s,
@@ -222,15 +226,15 @@ class PeerLinks(Peers):
         if theirs.incarnation != link.peer:
             link.end.close()
             return
-        link.regions = self._receiver.expose()
+        link.regions, link.sharding = self._receiver.expose(), theirs.sharding
         link.end.send(self.hello(regions=link.regions))
 
     def _join(self, link: Link) -> None:
-        sharding = self.worker.core.identity.sharding
+        assert link.sharding is not None
         self._receiver.peer_joined(
             worker_id=self._wanted[link.peer].worker_id,
             incarnation=link.peer,
-            sharding=sharding,
+            sharding=link.sharding,
             regions=link.regions,
         )
         link.is_joined = True

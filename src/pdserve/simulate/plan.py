@@ -6,7 +6,7 @@ from enum import Enum
 
 from pdserve.config.role import Role
 from pdserve.simulate.gateway_end import GATEWAY
-from pdserve.simulate.model import LAYOUT, VOCABULARY
+from pdserve.simulate.model import DRAFT, GQA, MLA, PAGE_SLOTS, VOCABULARY, HashModel
 from pdserve.simulate.worker import WorkerShape
 from pdserve.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -87,6 +87,7 @@ class Plan:
     """All of it is drawn from the seed; the run draws the rest (delays, say) from the seed too."""
 
     seed: int
+    model: HashModel
     workers: tuple[tuple[str, WorkerShape], ...]
     max_pending: int
     max_write_delay_ns: int
@@ -110,6 +111,7 @@ class Plan:
 
 def plan_of(seed: int, *, with_faults: bool) -> Plan:
     draw = random.Random(seed)
+    model = HashModel(layout=draw.choice([GQA, GQA, MLA]), draft_layout=draw.choice([None, None, DRAFT]))
     workers = tuple(
         (f"{role.value}-{index}", _shape(draw, role))
         for role in (Role.PREFILL, Role.DECODE)
@@ -124,6 +126,7 @@ def plan_of(seed: int, *, with_faults: bool) -> Plan:
     faults = [_fault(draw, names, draw.choice([arrivals_span_ns, span_ns])) for _ in range(draw.randint(1, 8))]
     return Plan(
         seed=seed,
+        model=model,
         workers=workers,
         max_pending=draw.choice([8, 64, 64]),
         max_write_delay_ns=draw.choice([0, 2 * NS_PER_MS, 20 * NS_PER_MS]),
@@ -142,16 +145,18 @@ def _shape(draw: random.Random, role: Role) -> WorkerShape:
         role=role,
         num_pages=draw.randint(12, 32),
         num_tail_slots=draw.randint(2, 6),
-        num_nics=draw.randint(1, 2),
+        num_nics_by_group=draw.choice([(1,), (2,), (1, 2)]),
         max_running=draw.randint(2, 6),
         max_waiting=draw.randint(2, 16),
         layer_ns=draw.randint(300 * NS_PER_US, 3 * NS_PER_MS),
+        num_ranks=draw.choice([1, 1, 2, 4]),
+        num_dp_ranks=draw.choice([1, 1, 2]) if role is Role.DECODE else 1,
     )
 
 
 def _arrival(draw: random.Random, span_ns: int) -> Arrival:
     """Prompts at the edges of pages are as likely as all others together."""
-    edges = [1, 2, *(LAYOUT.page_slots * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
+    edges = [1, 2, *(PAGE_SLOTS * pages + more for pages in (1, 2, 5) for more in (-1, 0, 1, 2))]
     num_tokens = draw.choice([draw.choice(edges), draw.randint(1, MAX_PROMPT_TOKENS)])
     return Arrival(
         at_ns=FIRST_REQUEST_NS + draw.randint(0, span_ns),

@@ -3,15 +3,26 @@
 # pyright: reportPrivateUsage=false
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
 from typing import Protocol
 
 from pdserve.decode.request import Request
 from pdserve.fabric.memory import MemoryFabric
 from pdserve.fabric.memory_inbox import Exposure
 from pdserve.ids import HandoffId, Incarnation, PageIndex
+from pdserve.schedule.batch import Batch
 from pdserve.simulate.engine import HashEngine
-from pdserve.simulate.model import LAYOUT, SLOT_BYTES, TAIL_BYTES, reference_kv, tail_of
+from pdserve.simulate.model import (
+    TAIL_BYTES,
+    VECTOR_BYTES,
+    HeadKv,
+    reference_draft_kv,
+    reference_kv,
+    reference_tail,
+)
+from pdserve.simulate.rank_kv import RankKv
 from pdserve.transfer.handoff import SenderState
 from pdserve.transfer.holdings import IncomingHandoff
 from pdserve.transfer.receiver import Receiver
@@ -19,9 +30,9 @@ from pdserve.transfer.sender import Sender
 from pdserve.wire.peer import Grant
 from pdserve.worker.audit import audit
 from pdserve.worker.core import WorkerCore
+from pdserve.worker.rank_core import RankCore
 
-NUM_REGIONS = 2
-"""That a decode worker exposes to each peer: KV and tails."""
+Tokens = tuple[int, ...]
 
 
 class RuleBroken(Exception):
@@ -42,7 +53,10 @@ class Watched(Protocol):
     @property
     def core(self) -> WorkerCore: ...
     @property
-    def engine(self) -> HashEngine: ...
+    def engines(self) -> tuple[HashEngine, ...]:
+        """By data parallel rank."""
+        ...
+
     @property
     def fabric(self) -> MemoryFabric: ...
 
@@ -58,8 +72,12 @@ class Referee:
 
     def started(self, worker: Watched) -> None:
         self._alive[worker.incarnation] = worker
-        worker.engine.kv_writes.on_write = lambda start, stop: self._kv_written(worker, start, stop)
-        worker.engine.tail_writes.on_write = lambda start, stop: self._tail_written(worker, start, stop)
+        for dp_rank, engine in enumerate(worker.engines):
+            engine.tail_writes.on_write = partial(self._tail_written, worker, dp_rank)
+            for kv in engine.ranks:
+                kv.writes.on_write = partial(self._kv_written, worker, dp_rank, kv)
+            if engine.drafter is not None:
+                engine.drafter.kv.writes.on_write = partial(self._draft_written, worker, dp_rank, engine.drafter.kv)
 
     def died(self, worker: Watched) -> None:
         del self._alive[worker.incarnation]
@@ -69,48 +87,82 @@ class Referee:
 
     # As things happen
 
-    def _kv_written(self, worker: Watched, start: int, stop: int) -> None:
+    def _kv_written(self, worker: Watched, dp_rank: int, kv: RankKv, start: int, stop: int) -> None:
         """A remote write reached a KV region: its page must be granted (H2), its bytes right (H1, H3)."""
-        layer_index, in_layer = divmod(start, LAYOUT.layer_bytes(worker.engine.info.num_pages))
-        page_index, in_page = divmod(in_layer, LAYOUT.page_bytes)
-        handoff = next((h for h in handoffs_of(worker) if page_index in h.page_indices), None)
-        if handoff is None:
-            raise RuleBroken(f"H2: a write landed on page {page_index} of {worker.name}, which no open handoff has")
-        grant = self.grants[worker.incarnation, handoff.handoff_id]
-        if in_page or stop - start != LAYOUT.page_bytes:
-            raise RuleBroken(f"H2: a write of {stop - start} bytes at {start} is no page", about=grant.request_id)
-        position = grant.page_indices.index(page_index) * LAYOUT.page_slots
-        num_tokens = min(LAYOUT.page_slots, len(grant.token_ids) - 1 - position)
-        wanted = reference_kv(grant.token_ids[:-1])[layer_index][position * SLOT_BYTES :][: num_tokens * SLOT_BYTES]
-        if worker.engine.kv_region.buffer[start : start + len(wanted)] != wanted:
-            raise RuleBroken(
-                f"H3: wrong bytes landed in page {page_index} of {worker.name}, layer {layer_index}",
-                about=grant.request_id,
-            )
-        self._count(grant, stop - start)
+        model = worker.engines[dp_rank].model
 
-    def _tail_written(self, worker: Watched, start: int, stop: int) -> None:
+        def wanted(head: int, computed: tuple[int, ...]) -> HeadKv:
+            return reference_kv(model.layout, head, computed)
+
+        self._page_written(worker, dp_rank, kv, start, stop, wanted)
+
+    def _draft_written(self, worker: Watched, dp_rank: int, kv: RankKv, start: int, stop: int) -> None:
+        """The same of a drafter's cache, whose slot of the last prefilled position the decode worker fills."""
+        model = worker.engines[dp_rank].model
+
+        def wanted(head: int, computed: tuple[int, ...]) -> HeadKv:
+            del head
+            return reference_draft_kv(model, computed)
+
+        self._page_written(worker, dp_rank, kv, start, stop, wanted)
+
+    def _page_written(
+        self, worker: Watched, dp_rank: int, kv: RankKv, start: int, stop: int, wanted: Callable[[int, Tokens], HeadKv]
+    ) -> None:
+        layout = kv.layout
+        layer_index, in_layer = divmod(start, layout.layer_bytes(worker.engines[dp_rank].info.num_pages))
+        page_index, in_page = divmod(in_layer, layout.page_bytes)
+        grant = self._grant_of_page(worker, dp_rank, page_index)
+        if in_page + stop - start > layout.page_bytes or in_page % layout.head_bytes:
+            raise RuleBroken(f"H2: a write of {stop - start} bytes at {start} leaves its page", about=grant.request_id)
+        position = grant.page_indices.index(page_index) * layout.page_slots
+        written = range(in_page // layout.head_bytes, (in_page + stop - start) // layout.head_bytes)
+        for head, plane in product((kv.heads[index] for index in written), range(layout.num_planes)):
+            vectors = wanted(head, grant.token_ids[:-1])[layer_index][plane][position * VECTOR_BYTES :]
+            vectors = vectors[: layout.page_slots * VECTOR_BYTES]
+            num_slots = len(vectors) // VECTOR_BYTES
+            if kv.read_page(page_index, num_slots, head=head, layer_index=layer_index, plane=plane) != vectors:
+                raise RuleBroken(
+                    f"H3: wrong bytes landed in page {page_index} of {worker.name}, layer {layer_index}, head {head}",
+                    about=grant.request_id,
+                )
+        self._count(worker, grant, stop - start)
+
+    def _grant_of_page(self, worker: Watched, dp_rank: int, page_index: int) -> Grant:
+        for handoff in handoffs_of(worker, dp_rank):
+            if page_index in handoff.page_indices:
+                return self.grants[worker.incarnation, handoff.handoff_id]
+        raise RuleBroken(f"H2: a write landed on page {page_index} of {worker.name}, which no open handoff has")
+
+    def _tail_written(self, worker: Watched, dp_rank: int, start: int, stop: int) -> None:
         tail_slot = start // TAIL_BYTES
-        handoff = next((h for h in handoffs_of(worker) if h.tail_slot == tail_slot), None)
-        if handoff is None:
-            raise RuleBroken(f"H2: a tail landed in slot {tail_slot} of {worker.name}, which no open handoff has")
-        grant = self.grants[worker.incarnation, handoff.handoff_id]
-        wanted = tail_of(reference_kv(grant.token_ids[:-1])[-1][-SLOT_BYTES:])
-        if worker.engine.tail_region.buffer[start:stop] != wanted:
+        owners = [handoff for handoff in handoffs_of(worker, dp_rank) if handoff.tail_slot == tail_slot]
+        if len(owners) != 1:
+            raise RuleBroken(
+                f"H2: a tail landed in slot {tail_slot} of {worker.name}, which {len(owners)} handoffs have"
+            )
+        engine, grant = worker.engines[dp_rank], self.grants[worker.incarnation, owners[0].handoff_id]
+        wanted = reference_tail(engine.model.layout, grant.token_ids[:-1])
+        if engine.tail_region.buffer[start:stop] != wanted:
             raise RuleBroken(f"H3: a wrong tail landed in slot {tail_slot}", about=grant.request_id)
-        self._count(grant, stop - start)
+        self._count(worker, grant, stop - start)
 
-    def prefilled(self, worker: Watched, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
+    def prefilled(self, worker: Watched, dp_rank: int, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
         """H1: the KV of a prompt is whole when its request begins to be decoded."""
         computed = request.generate.prompt_token_ids[:-1]
-        if worker.engine.read(page_indices, len(computed)) != reference_kv(computed):
-            raise RuleBroken(
-                f"H1: the KV of {len(computed)} tokens is wrong on {worker.name}", about=request.request_id
-            )
+        require_kv(worker, dp_rank, computed, page_indices, about=request.request_id)
+
+    def pass_started(self, worker: Watched, dp_rank: int, batch: Batch) -> None:
+        """H1: what each chunk builds on is there."""
+        running = worker.core.ranks[dp_rank].scheduler._running
+        for chunk in batch.chunks:
+            known = tuple(running[chunk.sequence_id].token_ids[: chunk.start])
+            require_kv(worker, dp_rank, known, chunk.page_indices, about="")
 
     def after_event(self, worker: Watched) -> None:
         """What must always hold of the worker to which something happened."""
-        require_partition(worker)
+        for rank in worker.core.ranks:
+            require_partition(worker, rank)
         num_stale = worker.fabric.stats().num_stale_immediates
         if num_stale:
             raise RuleBroken(f"H5: {num_stale} writes came under an immediate that {worker.name} had given back")
@@ -129,7 +181,7 @@ class Referee:
                 continue
             receiver, key = receiver_of(worker), handoff.key
             is_known = not receiver.can_join(sender_worker.incarnation)
-            has_landed = self._num_landed_bytes[key] == whole_bytes(handoff.grant)
+            has_landed = self._num_landed_bytes[key] == whole_bytes(worker, handoff.grant)
             if is_known and not has_landed and all(kept.handoff_id != key[1] for kept in receiver.handoffs):
                 raise RuleBroken(
                     f"H2: handoff {key[1]} may still be written to, but {worker.name} gave its pages back",
@@ -172,39 +224,64 @@ class Referee:
 
     def leftovers(self, worker: Watched) -> list[str]:
         """H7: what a worker still holds of any request; nothing at idle."""
-        core, (rank,) = worker.core, worker.core.ranks
+        core = worker.core
         exposed = {id(exposure) for exposure in self._exposures.values() if exposure.owner is worker.fabric.inbox}
         counts = {
             "armed pushes": worker.fabric.stats().num_armed_pushes,
-            "sequences": rank.scheduler.num_running + rank.scheduler.num_waiting,
-            "pages": rank.pool.num_pages - rank.pool.num_free,
+            "sequences": sum(rank.scheduler.num_running + rank.scheduler.num_waiting for rank in core.ranks),
+            "pages": sum(rank.pool.num_pages - rank.pool.num_free for rank in core.ranks),
+            "requests": sum(decode.num_open + decode.num_pending for decode in core.decodes),
+            "choices": sum(len(decode.owners) for decode in core.decodes),
         }
-        if rank.decode is not None:
-            counts["requests"] = rank.decode.num_open + rank.decode.num_pending
-            counts["choices"] = len(rank.decode.owners)
         if core.receiver is not None:
             counts["handoffs"] = core.receiver.num_open
             counts["immediates"] = len(core.receiver.used_immediates)
-            counts["tail slots"] = len(core.receiver.used_tail_slots(0))
+            counts["tail slots"] = sum(len(core.receiver.used_tail_slots(rank.dp_rank)) for rank in core.ranks)
             sessions = core.receiver.sessions
             counts["sessions that are not fenced"] = len(sessions) - core.receiver.num_peers
-            counts["keys that nobody was to have"] = len(exposed) - NUM_REGIONS * len(sessions)
+            counts["keys that nobody was to have"] = len(exposed) - num_regions(worker) * len(sessions)
         if core.sender is not None and core.prefill is not None:
             counts["handoffs"] = core.prefill.num_open + core.sender.num_open
             counts["held sequences"] = len(core.prefill.held)
             counts["tail slots"] = len(core.prefill.used_tail_slots)
         return [f"{count} {noun} of {worker.name}" for noun, count in counts.items() if count]
 
-    def _count(self, grant: Grant, num_bytes: int) -> None:
+    def _count(self, worker: Watched, grant: Grant, num_bytes: int) -> None:
         key = (grant.sender, grant.handoff_id)
         self._num_landed_bytes[key] += num_bytes
-        if self._num_landed_bytes[key] > whole_bytes(grant):
+        if self._num_landed_bytes[key] > whole_bytes(worker, grant):
             raise RuleBroken(f"H3: something of handoff {grant.handoff_id} was written twice", about=grant.request_id)
 
 
-def whole_bytes(grant: Grant) -> int:
-    """What a handoff writes: its pages in each layer, and the tail."""
-    return len(grant.page_indices) * LAYOUT.page_bytes * LAYOUT.num_layers + TAIL_BYTES
+def whole_bytes(worker: Watched, grant: Grant) -> int:
+    """What a handoff writes: its pages in each layer of each rank, and of the drafter, and the tail."""
+    info = worker.engines[grant.dp_rank].info
+    page_bytes = info.sharding.num_ranks * info.sharding.rank_layout.page_bytes * info.sharding.layout.num_layers
+    if info.draft_layout is not None:
+        page_bytes += info.draft_layout.page_bytes * info.draft_layout.num_layers
+    return len(grant.page_indices) * page_bytes + TAIL_BYTES
+
+
+def num_regions(worker: Watched) -> int:
+    """That a decode worker exposes to each peer: KV, the drafter's, and tails."""
+    return sum(len(engine.ranks) + (engine.drafter is not None) + 1 for engine in worker.engines)
+
+
+def require_kv(worker: Watched, dp_rank: int, token_ids: Tokens, page_indices: tuple[int, ...], *, about: str) -> None:
+    """H1, on every rank, and in the drafter's cache."""
+    engine = worker.engines[dp_rank]
+    for index, kv in enumerate(engine.ranks):
+        for head in kv.heads:
+            if kv.read(page_indices, len(token_ids), head=head) != reference_kv(engine.model.layout, head, token_ids):
+                raise RuleBroken(
+                    f"H1: the KV of {len(token_ids)} tokens is wrong on rank {index} of {worker.name}", about=about
+                )
+    if engine.drafter is not None:
+        read = engine.drafter.kv.read(page_indices, max(len(token_ids) - 1, 0), head=0)
+        if read != reference_draft_kv(engine.model, token_ids):
+            raise RuleBroken(
+                f"H1: the KV of {len(token_ids)} tokens is wrong in the drafter of {worker.name}", about=about
+            )
 
 
 def receiver_of(worker: Watched) -> Receiver:
@@ -214,13 +291,13 @@ def receiver_of(worker: Watched) -> Receiver:
     return receiver
 
 
-def handoffs_of(worker: Watched) -> tuple[IncomingHandoff, ...]:
-    return receiver_of(worker).handoffs
+def handoffs_of(worker: Watched, dp_rank: int) -> tuple[IncomingHandoff, ...]:
+    """Those that hold pages of one data parallel rank."""
+    return tuple(handoff for handoff in receiver_of(worker).handoffs if handoff.dp_rank == dp_rank)
 
 
-def require_partition(worker: Watched) -> None:
+def require_partition(worker: Watched, rank: RankCore) -> None:
     """H2, H3, H7: each page has as many owners as its pool counts, and a page of an open handoff has that one alone."""
-    (rank,) = worker.core.ranks
     owners: Counter[int] = Counter()
     for placed in rank.scheduler.placed:
         owners.update(placed.sequence.page_indices)
@@ -229,7 +306,7 @@ def require_partition(worker: Watched) -> None:
         for sequence in rank.prefill.held.values():
             owners.update(sequence.page_indices)
     if worker.core.receiver is not None:
-        for handoff in worker.core.receiver.handoffs:
+        for handoff in handoffs_of(worker, rank.dp_rank):
             if any(owners[page_index] for page_index in handoff.page_indices):
                 raise RuleBroken(
                     f"H2: a page of handoff {handoff.handoff_id} on {worker.name} has another owner",

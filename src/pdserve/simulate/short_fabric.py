@@ -10,8 +10,8 @@ class ShortFabric(MemoryFabric):
     """How many more pushes it takes before it refuses one; None: any number."""
 
     @classmethod
-    def open(cls, network: MemoryNetwork, *, num_nics: int) -> "ShortFabric":
-        fabric = cls(network, index=len(network.fabrics), num_nics_by_group=(num_nics,))
+    def open(cls, network: MemoryNetwork, *, num_nics_by_group: tuple[int, ...]) -> "ShortFabric":
+        fabric = cls(network, index=len(network.fabrics), num_nics_by_group=num_nics_by_group)
         network.fabrics.append(fabric)
         return fabric
 

@@ -1,21 +1,25 @@
-"""One worker without sockets and ranks: the product's core over an engine of hashes and a fabric in memory."""
+"""One worker without sockets and processes: the product's core over engines of hashes and a fabric in memory."""
 
 # pyright: reportPrivateUsage=false
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from pdserve.config.role import Role
+from pdserve.config.speculation import Drafter, Speculation
 from pdserve.config.worker import WorkerSettings
 from pdserve.decode.request import Request
 from pdserve.fabric.memory import MemoryNetwork
-from pdserve.ids import Incarnation, PageIndex, WorkerId
-from pdserve.schedule.batch import Batch
+from pdserve.ids import Incarnation, PageIndex, SequenceId, WorkerId
+from pdserve.schedule.batch import Batch, BatchResult
 from pdserve.simulate.agenda import Agenda
 from pdserve.simulate.connection import ControlNetwork
 from pdserve.simulate.engine import HashEngine
 from pdserve.simulate.gateway_end import GatewayEnd
 from pdserve.simulate.letters import LETTERS
+from pdserve.simulate.model import VOCABULARY, HashModel, reference_answer
 from pdserve.simulate.peer_links import PeerLinks, PeerServer
 from pdserve.simulate.process import Process
 from pdserve.simulate.referee import Referee
@@ -36,6 +40,9 @@ TIME_STEP_NS = 100 * NS_PER_MS
 POLL_NS = 20 * NS_PER_US
 """Until a worker sees what its own calls made the fabric say."""
 
+SPECULATION = Speculation(drafter=Drafter.MTP, num_draft_tokens=3)
+"""Of workers with a drafter."""
+
 NUM_IMMEDIATES = 6
 """So few that a short life uses each of them again (H5)."""
 
@@ -45,18 +52,24 @@ class WorkerShape:
     role: Role
     num_pages: int
     num_tail_slots: int
-    num_nics: int
-    """A push is striped over them, and only writes of one NIC to one other keep their order."""
+    num_nics_by_group: tuple[int, ...]
+    """Ranks are spread over the groups. A push is striped over the NICs of one, and only writes of one NIC to one other
+    keep their order."""
     max_running: int
     max_waiting: int
     layer_ns: int
     """How long a layer takes, and the sampling."""
+    num_ranks: int = 1
+    """Tensor parallel, of each data parallel rank."""
+    num_dp_ranks: int = 1
+    """Of a decode worker. Each has pages, tail slots and a schedule of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
     """What the workers of a world share."""
 
+    model: HashModel
     agenda: Agenda
     control: ControlNetwork
     fabrics: MemoryNetwork
@@ -78,13 +91,22 @@ class Worker(Process):
         self.incarnation = incarnation
         self.shape = shape
         self.ground = ground
-        self.engine = HashEngine(
-            num_pages=shape.num_pages, num_tail_slots=shape.num_tail_slots, clock=ground.agenda.clock
+        self.engines = tuple(
+            HashEngine(
+                ground.model,
+                num_ranks=shape.num_ranks,
+                num_pages=shape.num_pages,
+                num_tail_slots=shape.num_tail_slots,
+                clock=ground.agenda.clock,
+            )
+            for _ in range(shape.num_dp_ranks)
         )
-        self.fabric = ShortFabric.open(ground.fabrics, num_nics=shape.num_nics)
+        """By data parallel rank."""
+        self.fabric = ShortFabric.open(ground.fabrics, num_nics_by_group=shape.num_nics_by_group)
         if shape.role is Role.PREFILL:
-            self.fabric.watch(self.engine.counter_region)
-        self._batch: Batch | None = None
+            self.fabric.watch(self.engines[0].counter_region)
+        self._batches: list[Batch | None] = [None] * shape.num_dp_ranks
+        """The running pass of each data parallel rank."""
         self._looks_soon = False
         self._proves_delivery = False
         self._is_leaving = False
@@ -102,8 +124,7 @@ class Worker(Process):
         self.every(TIME_STEP_NS, self._on_time)
 
     def _surroundings(self) -> Surroundings:
-        info, fabric = self.engine.info, self.fabric
-        kv_region, tail_region = fabric.register(self.engine.kv_region), fabric.register(self.engine.tail_region)
+        info, fabric = self.engines[0].info, self.fabric
         return Surroundings(
             settings=WorkerSettings(
                 name=self.name,
@@ -117,22 +138,34 @@ class Worker(Process):
                 max_waiting=self.shape.max_waiting,
                 lease_s=LEASE_S,
                 heartbeat_s=HEARTBEAT_S,
+                speculation=None if info.draft_layout is None else SPECULATION,
             ),
             identity=Identity(
                 worker_id=WorkerId(self.name),
                 incarnation=self.incarnation,
                 model_fingerprint=info.model_fingerprint,
                 sharding=info.sharding,
+                draft_layout=info.draft_layout,
                 num_pages=info.num_pages,
                 tail_slot_bytes=info.tail_slot_bytes,
             ),
             engine=info,
             fabric=fabric,
-            regions=(EngineRegions(kv=(kv_region,), tail=tail_region),),
+            regions=tuple(map(self._register, self.engines)),
             tokenizer=LETTERS,
             outbox=self,
             drop_peer=lambda peer, why: self.peers.drop(peer, why),
             on_prefilled=self._prefilled,
+        )
+
+    def _register(self, engine: HashEngine) -> EngineRegions:
+        num_groups = len(self.shape.num_nics_by_group)
+        return EngineRegions(
+            kv=tuple(
+                self.fabric.register(kv.region, group_index=rank % num_groups) for rank, kv in enumerate(engine.ranks)
+            ),
+            draft_kv=None if engine.drafter is None else self.fabric.register(engine.drafter.kv.region),
+            tail=self.fabric.register(engine.tail_region),
         )
 
     # The outbox of the core
@@ -164,8 +197,9 @@ class Worker(Process):
             self.core.prefill.take_ended()
         self.ground.referee.after_event(self)
         self._exit_if_drained()
-        if self._batch is None:
-            self._start_pass()
+        for dp_rank, batch in enumerate(self._batches):
+            if batch is None:
+                self._start_pass(dp_rank)
         if not self._looks_soon:
             self._looks_soon = True
             self.after(POLL_NS, self.poll)
@@ -201,7 +235,8 @@ class Worker(Process):
 
     def close(self) -> None:
         self.fabric.close()
-        self.engine.close()
+        for engine in self.engines:
+            engine.close()
 
     def _on_time(self) -> None:
         self.core.on_time(self.now_ns)
@@ -209,25 +244,36 @@ class Worker(Process):
         self.peers.on_time()
         self.happened()
 
-    def _start_pass(self) -> None:
-        self._batch = self.core.ranks[0].next_batch(now_ns=self.now_ns)
-        if self._batch is not None:
-            self.engine.start(self._batch)
-            self.after(self.shape.layer_ns, self._step_pass)
+    def _start_pass(self, dp_rank: int) -> None:
+        batch = self._batches[dp_rank] = self.core.ranks[dp_rank].next_batch(now_ns=self.now_ns)
+        if batch is not None:
+            self.engines[dp_rank].start(batch)
+            self.ground.referee.pass_started(self, dp_rank, batch)
+            self.after(self.shape.layer_ns, lambda: self._step_pass(dp_rank, batch))
 
-    def _step_pass(self) -> None:
-        batch = self._batch
-        assert batch is not None
-        result = self.engine.step()
+    def _step_pass(self, dp_rank: int, batch: Batch) -> None:
+        result = self.engines[dp_rank].step()
         if result is None:
-            self.after(self.shape.layer_ns, self._step_pass)
+            self.after(self.shape.layer_ns, lambda: self._step_pass(dp_rank, batch))
         else:
-            self._batch = None
-            self.core.ranks[0].complete(batch, result, now_ns=self.now_ns)
+            self._batches[dp_rank] = None
+            if self.ground.model.draft_layout is not None:
+                result = replace(result, drafts=self._guesses(dp_rank, result))
+            self.core.ranks[dp_rank].complete(batch, result, now_ns=self.now_ns)
             self.happened()
         if self.core.prefill is not None:
             self.ground.pump()
 
+    def _guesses(self, dp_rank: int, result: BatchResult) -> tuple[tuple[SequenceId, tuple[int, ...]], ...]:
+        """What comes next, and now and then something else."""
+        known_before = self.core.ranks[dp_rank].scheduler._running
+        guesses: list[tuple[SequenceId, tuple[int, ...]]] = []
+        for sequence_id, sampled in result.sampled:
+            known = (*known_before[sequence_id].token_ids, *sampled)
+            right = reference_answer(self.ground.model.layout, known, SPECULATION.num_draft_tokens)
+            guess = (token if (len(known) + index) % 5 else VOCABULARY - 1 - token for index, token in enumerate(right))
+            guesses.append((sequence_id, tuple(guess)))
+        return tuple(guesses)
+
     def _prefilled(self, dp_rank: int, request: Request, page_indices: tuple[PageIndex, ...]) -> None:
-        del dp_rank
-        self.ground.referee.prefilled(self, request, page_indices)
+        self.ground.referee.prefilled(self, dp_rank, request, page_indices)

@@ -59,6 +59,7 @@ class World:
         self.fabrics = MemoryNetwork(plan.seed, self.clock, self.write_faults())
         self.referee = Referee(self.fabrics.exposures)
         self._ground = Ground(
+            model=plan.model,
             agenda=self.agenda,
             control=self.control,
             fabrics=self.fabrics,
@@ -230,6 +231,7 @@ class World:
                 deadline_ns=self.agenda.now_ns + arrival.at_ns + arrival.timeout_ns,
                 num_choices=arrival.num_choices,
             ),
+            self.plan.model.layout,
         )
         if arrival.num_retries:
             client.on_refused = partial(self._come_again, name, arrival)
