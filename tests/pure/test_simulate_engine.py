@@ -1,7 +1,7 @@
 """The engine of hashes answers from its pages what the model answers without any, unless a page is wrong."""
 
 from collections.abc import Generator
-from itertools import product
+from itertools import count, product
 
 import pytest
 
@@ -78,6 +78,7 @@ def test_prompt_in_two_chunks_has_the_kv_and_the_answer_of_the_model(engine: Has
 @pytest.mark.parametrize("page_index", PAGES)
 def test_wrong_byte_in_any_page_layer_head_and_plane_changes_the_answer(engine: HashEngine, page_index: int) -> None:
     compute(engine, chunk_of(0, len(PROMPT) - 1))
+    sequence_ids = count(2)
     for kv in engine.ranks:
         layout = kv.layout
         runs = range(layout.num_kv_heads * layout.num_planes)
@@ -85,7 +86,7 @@ def test_wrong_byte_in_any_page_layer_head_and_plane_changes_the_answer(engine: 
             page = layout.page_offset(layer_index=layer_index, page_index=page_index, num_pages=NUM_PAGES)
             offset = page + run * layout.page_slots * layout.slot_bytes
             kv.region.buffer[offset] ^= 1
-            sampled = compute(engine, chunk_of(len(PROMPT) - 1, len(PROMPT), sequence_id=offset))
+            sampled = compute(engine, chunk_of(len(PROMPT) - 1, len(PROMPT), sequence_id=next(sequence_ids)))
             assert sampled != reference_answer(engine.model.layout, PROMPT, 1)
             kv.region.buffer[offset] ^= 1
 
