@@ -127,9 +127,9 @@ class DecodeRole:
     def before_pass(self, batch: Batch, *, now_ns: int) -> None:
         """Note when a request first runs."""
         for chunk in batch.chunks:
-            request = self.request_of(chunk.sequence_id)
-            if request is not None and chunk.samples:
-                request.mark(Instant.SCHEDULED, now_ns)
+            owner = self._by_sequence.get(chunk.sequence_id)
+            if owner is not None and chunk.samples and not owner[1].has_sampled:
+                owner[0].mark(Instant.SCHEDULED, now_ns)
 
     def after_pass(self, outcome: StepOutcome, *, now_ns: int) -> None:
         for sequence in outcome.removed:
@@ -312,9 +312,10 @@ class DecodeRole:
         *,
         now_ns: int,
     ) -> None:
-        request.mark(Instant.FIRST_TOKEN, now_ns)
-        if choice is request.lead and not choice.has_sampled and request.local_reason is not None:
-            self._prefilled_here(request, sequence.page_indices)
+        if not choice.has_sampled:
+            request.mark(Instant.FIRST_TOKEN, now_ns)
+            if choice is request.lead and request.local_reason is not None:
+                self._prefilled_here(request, sequence.page_indices)
         delta = request.tell(choice, token_ids, logprobs)
         if delta is None:
             return

@@ -29,22 +29,22 @@ class ChunkPlan:
         return self.sequence.generates and self.known_stop == self.sequence.compute_stop
 
     def chunk(self, *, page_slots: int) -> Chunk:
-        sequence = self.sequence
+        sequence, known_stop = self.sequence, self.known_stop
         start, prompt_stop = sequence.num_computed, sequence.num_prompt_tokens
         num_prompt_logprobs = None
         if sequence.sampling is not None and start + 1 < prompt_stop:
             num_prompt_logprobs = sequence.sampling.num_prompt_logprobs
-        wants_next = num_prompt_logprobs is not None and self.known_stop < prompt_stop
-        ends_prefill = not sequence.generates and self.known_stop == sequence.compute_stop
+        wants_next = num_prompt_logprobs is not None and known_stop < prompt_stop
+        is_whole = known_stop == sequence.compute_stop
         return Chunk(
             sequence_id=sequence.sequence_id,
             start=start,
-            token_ids=(*sequence.token_ids[start : self.known_stop], *self.draft_token_ids),
+            token_ids=(*sequence.token_ids[start:known_stop], *self.draft_token_ids),
             page_indices=tuple(sequence.page_indices[: div_ceil(self.stop + self.num_lookahead_slots, page_slots)]),
-            samples=self.samples,
+            samples=is_whole and sequence.generates,
             num_drafts=len(self.draft_token_ids),
-            tail_slot=sequence.tail_slot if ends_prefill else None,
+            tail_slot=sequence.tail_slot if is_whole and not sequence.generates else None,
             carry_slot=sequence.carry_slot,
             num_prompt_logprobs=num_prompt_logprobs,
-            next_token_id=sequence.token_ids[self.known_stop] if wants_next else None,
+            next_token_id=sequence.token_ids[known_stop] if wants_next else None,
         )

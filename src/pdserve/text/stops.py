@@ -28,8 +28,8 @@ class StopMatcher:
         The text then ends where the stop string begins; whatever is fed afterwards gives nothing. A stop string that is
         complete within a text that may not stop is text like any other.
         """
-        if self._found:
-            return "", True
+        if self._found or not text:
+            return "", self._found
         self._held += text
         for position in range(len(self._held) - len(text), len(self._held)):
             num_stopped = max((a.advance(self._held[position]) for a in self._automata), default=0)
