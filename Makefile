@@ -54,9 +54,13 @@ bench-serving: setup
 bench-decoding: setup
 	$(BIN)/pdserve bench-decoding
 
+# Half an hour of load and faults; docs/soak.md.
+soak: setup
+	$(BIN)/pdserve soak --minutes 30 --json docs/results/soak.json
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
 
-.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving bench-decoding format
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving bench-decoding soak format

@@ -15,6 +15,7 @@ COMMANDS = {
     "trace": "pdserve.cli.trace",
     "verify-handoff": "pdserve.cli.verify_handoff",
     "verify-semantics": "pdserve.cli.verify_semantics",
+    "soak": "pdserve.cli.soak",
     "simulate": "pdserve.cli.simulate",
     "topology": "pdserve.cli.topology",
     "bench-transfer": "pdserve.cli.bench_transfer",

@@ -1,0 +1,126 @@
+"""Whether a soak passed. Pure: samples and counts in, findings out."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdserve.bench.soak.samples import IdleFigures, IdlePoint, LedgerHistory, Life
+
+RSS_GROWTH_BOUND = 0.05
+"""Of the median of the last quarter over that of the second: what a process that is long warm may still gain."""
+
+MIN_LIFE_SHARE = 0.5
+"""Of the run: who lived shorter has not warmed up long enough to be judged."""
+
+MIN_QUARTER_SAMPLES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Of one long life's memory under load."""
+
+    name: str
+    pid: int
+    before_bytes: float
+    """Median of the second quarter."""
+    after_bytes: float
+    """Median of the last quarter."""
+
+    @property
+    def share(self) -> float:
+        return self.after_bytes / self.before_bytes - 1
+
+
+def memory_growths(lives: Sequence[Life], *, run_s: float) -> list[Growth]:
+    """Of the lives that lasted, greatest first. The first quarter is left out: it is warm-up."""
+    found = [growth for life in lives if (growth := _growth(life, run_s=run_s)) is not None]
+    return sorted(found, key=lambda growth: growth.share, reverse=True)
+
+
+def _growth(life: Life, *, run_s: float) -> Growth | None:
+    if life.span_s < MIN_LIFE_SHARE * run_s or life.span_s <= 0:
+        return None
+    quarters: list[list[int]] = [[], [], [], []]
+    for at_s, is_loaded, rss_bytes in zip(life.at_s, life.is_loaded, life.rss_bytes, strict=True):
+        if is_loaded:
+            quarters[min(3, int(4 * (at_s - life.at_s[0]) / life.span_s))].append(rss_bytes)
+    _, second, _, last = quarters
+    if min(len(second), len(last)) < MIN_QUARTER_SAMPLES:
+        return None
+    return Growth(
+        name=life.name, pid=life.pid, before_bytes=statistics.median(second), after_bytes=statistics.median(last)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleGrowth:
+    """What one process has at the last idle point of its life beyond the second; the round before that is warm-up."""
+
+    name: str
+    pid: int
+    num_fds: int
+    num_threads: int
+    shared_bytes: int
+
+
+def idle_growths(points: Sequence[IdlePoint]) -> list[IdleGrowth]:
+    """Of the processes that lived over three points."""
+    lives: dict[tuple[str, int], list[IdleFigures]] = {}
+    for point in points:
+        for name, figures in point.processes.items():
+            lives.setdefault((name, figures.pid), []).append(figures)
+    return [
+        IdleGrowth(
+            name=name,
+            pid=pid,
+            num_fds=seen[-1].num_fds - seen[1].num_fds,
+            num_threads=seen[-1].num_threads - seen[1].num_threads,
+            shared_bytes=seen[-1].shared_bytes - seen[1].shared_bytes,
+        )
+        for (name, pid), seen in lives.items()
+        if len(seen) > 2
+    ]
+
+
+def leaks_in(histories: Sequence[LedgerHistory], points: Sequence[IdlePoint]) -> list[str]:
+    """What a ledger called leaked at any time, and what somebody still had when nothing was left to do; each once."""
+    told = [f"{history.name}: {leak}" for history in histories for leak in history.leaks]
+    kept = [owned for point in points for owned in point.owned]
+    return list(dict.fromkeys([*told, *kept]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of the whole run."""
+
+    requests: int
+    wrong: int
+    hung: int
+
+
+def findings(
+    counts: Counts,
+    growths: Sequence[Growth],
+    idle: Sequence[IdleGrowth],
+    leaks: Sequence[str],
+    problems: Sequence[str],
+) -> list[str]:
+    """Why the soak failed; nothing when it passed. `problems` are of processes that did not end or come back."""
+    found: list[str] = []
+    if counts.requests == 0:
+        found.append("no request was sent: run for longer")
+    if counts.wrong or counts.hung:
+        found.append(f"{counts.wrong} answers were wrong and {counts.hung} requests hung")
+    if not growths or not idle:
+        found.append("no process lived long enough to be judged: run for longer")
+    for growth in growths:
+        if growth.share > RSS_GROWTH_BOUND:
+            found.append(f"{growth.name} gained {growth.share:.1%} of memory from its second quarter to its last")
+    for each in idle:
+        if each.num_fds > 0:
+            found.append(f"{each.name} has {each.num_fds} more open descriptors when idle")
+        if each.num_threads > 0:
+            found.append(f"{each.name} has {each.num_threads} more threads when idle")
+        if each.shared_bytes > 0:
+            found.append(f"{each.name} maps {each.shared_bytes} more shared bytes when idle")
+    return [*found, *leaks, *problems]
