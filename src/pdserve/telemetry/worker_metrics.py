@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from pdserve.telemetry.draft_counters import DraftCounters
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms
+from pdserve.telemetry.pass_clock import PassClock
 from pdserve.telemetry.total import Total
 
 WORKER_INTERVALS = (
@@ -51,6 +52,7 @@ class WorkerMetrics:
         )
         self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.drafts = DraftCounters(registry)
+        self.passes = PassClock(registry)
         stale_messages = Counter(
             "pdserve:stale_messages_total", "Messages of a past incarnation or handoff.", ("sender",), registry=registry
         )

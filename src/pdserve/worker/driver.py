@@ -110,6 +110,7 @@ class Driver:
                 continue
             result = await engine.run(batch)
             trace_pass(self._traces, rank, batch, result)
+            self._metrics.passes.observe(dp_rank, started_ns=result.started_ns, ended_ns=result.ended_ns)
             with self.event() as now_ns:
                 outcome = rank.complete(batch, result, now_ns=now_ns)
             self._metrics.drafts.observe(
