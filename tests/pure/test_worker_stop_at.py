@@ -54,6 +54,15 @@ def test_armed_worker_waits_for_its_state_through_others() -> None:
     assert stops.look() == 1
 
 
+def test_disarmed_worker_goes_on() -> None:
+    side = WorkerSide()
+    stops = Stops(side)
+    stops.stop_at.arm("granted")
+    stops.stop_at.disarm()
+    side.generate("request", dp_rank=0)
+    assert stops.look() == 0
+
+
 def test_closed_is_entered_when_an_open_handoff_is_gone() -> None:
     side = WorkerSide()
     stops = Stops(side)

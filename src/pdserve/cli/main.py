@@ -15,6 +15,7 @@ COMMANDS = {
     "trace": "pdserve.cli.trace",
     "verify-handoff": "pdserve.cli.verify_handoff",
     "verify-semantics": "pdserve.cli.verify_semantics",
+    "verify-faults": "pdserve.cli.verify_faults",
     "soak": "pdserve.cli.soak",
     "simulate": "pdserve.cli.simulate",
     "topology": "pdserve.cli.topology",

@@ -38,11 +38,22 @@ class Child:
         self._ready_fd = ready_fd
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], *, environment: dict[str, str] | None = None) -> "Child":
-        """`python -m pdserve ARGUMENTS --ready-fd N`, in its own process group: Ctrl-C reaches only the parent."""
+    async def start(
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+    ) -> "Child":
+        """`python -m pdserve ARGUMENTS --ready-fd N`, in its own process group: Ctrl-C reaches only the parent.
+
+        `wrapper` is a command that becomes the one after it, such as `ip netns exec NAME`.
+        """
         ready_read, ready_write = os.pipe()
         os.set_blocking(ready_read, False)
         process = await asyncio.create_subprocess_exec(
+            *wrapper,
             sys.executable,
             "-m",
             "pdserve",

@@ -50,6 +50,7 @@ class Endpoints:
             routes.append(web.get("/debug/kv/{request_id}", self._kv))
         if self._stop_at is not None:
             routes.append(web.put("/debug/stop-at/{state}", self._arm_stop))
+            routes.append(web.delete("/debug/stop-at", self._disarm_stop))
         return routes
 
     async def _live(self, request: web.Request) -> web.Response:
@@ -94,6 +95,12 @@ class Endpoints:
         except ConfigError as error:
             raise web.HTTPBadRequest(text=f"{error.message}\n") from error
         return web.Response(text="armed\n")
+
+    async def _disarm_stop(self, request: web.Request) -> web.Response:
+        self._require_secret(request)
+        if self._stop_at is not None:
+            self._stop_at.disarm()
+        return web.Response(text="disarmed\n")
 
     def _require_secret(self, request: web.Request) -> None:
         if not authorised(request, self._settings.secret):

@@ -42,6 +42,9 @@ class StopAt:
         self._wanted = self._states(name)
         self._seen = self._open()
 
+    def disarm(self) -> None:
+        self._wanted = None
+
     def look(self) -> None:
         """Call after each event of the core."""
         if self._wanted is None:

@@ -37,6 +37,16 @@ LEAKED_METRIC = "pdserve:ledger_leaked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a member runs."""
+
+    host: str = "127.0.0.1"
+    """The address that it listens on."""
+    wrapper: tuple[str, ...] = ()
+    """A command that starts it there, such as `ip netns exec NAME`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     model_dir: str
     model_name: str
@@ -45,6 +55,8 @@ class FleetSettings:
     """Flags of `pdserve worker` for every worker."""
     gateway_arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    sites: Mapping[str, Site] = field(default_factory=dict[str, Site])
+    """By name, `gateway` among them; the others are on loopback."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +68,7 @@ class _Member:
     """None: the gateway."""
     url: str
     arguments: tuple[str, ...]
+    wrapper: tuple[str, ...]
     child: Child | None = None
 
 
@@ -121,7 +134,9 @@ class Fleet:
         Raises: `ConfigError` when it does not start.
         """
         member = self._members[name]
-        member.child = await Child.start(name, member.arguments, environment=dict(self._settings.environment))
+        member.child = await Child.start(
+            name, member.arguments, environment=dict(self._settings.environment), wrapper=member.wrapper
+        )
         await member.child.wait_ready(timeout_s=START_TIMEOUT_S)
 
     async def kill(self, name: str) -> None:
@@ -187,11 +202,16 @@ class Fleet:
             if sample.name == metric and labels.items() <= sample.labels.items()
         )
 
-    async def put(self, name: str, path: str) -> None:
-        """`PUT` without a body. Raises: `ConfigError` when it is refused."""
-        async with self._session.put(self._members[name].url + path) as response:
-            if response.status != 200:
-                raise ConfigError(f"{name} refuses {path}: {response.status} {(await response.text()).strip()}")
+    async def stop_at(self, name: str, state: str) -> None:
+        """Have a worker with `--allow-stop-at` freeze itself when a handoff enters the state.
+
+        Raises: `ConfigError` when it refuses.
+        """
+        await self._require("PUT", name, f"/debug/stop-at/{state}")
+
+    async def never_stop(self, name: str) -> None:
+        """Take back a `stop_at` that has not come about."""
+        await self._require("DELETE", name, "/debug/stop-at")
 
     async def until_connected(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Wait until the gateway lists every worker, and each decode worker is connected to each prefill worker that
@@ -242,6 +262,11 @@ class Fleet:
             return False
         return True
 
+    async def _require(self, method: str, name: str, path: str) -> None:
+        async with self._session.request(method, self._members[name].url + path) as response:
+            if response.status != 200:
+                raise ConfigError(f"{name} refuses {path}: {response.status} {(await response.text()).strip()}")
+
     def _signal(self, name: str, number: signal.Signals) -> None:
         child = self._members[name].child
         if child is not None:
@@ -255,24 +280,29 @@ class Fleet:
     def _add_gateway(self, port: int) -> None:
         settings = self._settings
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
-        where = ("--port", str(port), "--drain-timeout", "0")
+        site = settings.sites.get(GATEWAY, Site())
+        where = ("--host", site.host, "--port", str(port), "--drain-timeout", "0")
         self._members[GATEWAY] = _Member(
             name=GATEWAY,
             role=None,
-            url=f"http://127.0.0.1:{port}",
+            url=f"http://{site.host}:{port}",
             arguments=("gateway", *model, *where, *settings.gateway_arguments),
+            wrapper=site.wrapper,
         )
 
     def _add_worker(self, place: WorkerPlace, port: int) -> None:
         settings = self._settings
-        who = ("--role", place.role.value, "--name", place.name, "--join", self.url, "--port", str(port))
+        site = settings.sites.get(place.name, Site())
+        who = ("--role", place.role.value, "--name", place.name, "--join", self.url)
+        where = ("--host", site.host, "--port", str(port), "--drain-timeout", "0")
         model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
         pinning = ("--cpus", ",".join(map(str, place.cpus))) if place.cpus else ()
         self._members[place.name] = _Member(
             name=place.name,
             role=place.role,
-            url=f"http://127.0.0.1:{port}",
-            arguments=("worker", *who, *model, "--drain-timeout", "0", *pinning, *settings.worker_arguments),
+            url=f"http://{site.host}:{port}",
+            arguments=("worker", *who, *where, *model, *pinning, *settings.worker_arguments),
+            wrapper=site.wrapper,
         )
 
 

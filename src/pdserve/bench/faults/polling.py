@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-POLL_S = 0.01
+POLL_S = 0.02
 
 T = TypeVar("T")
 
