@@ -62,8 +62,10 @@ class Granting:
         self.worker.core.sender.peer_joined(hello_of(PREFILL, sharding=self.worker.sharding))
 
     def grants(self, *, num_tokens: int) -> None:
-        assert self.worker.core.prefill is not None
-        grant = Grant(
+        self.worker.core.on_grant(PREFILL, self.grant(num_tokens=num_tokens), now_ns=0)
+
+    def grant(self, *, num_tokens: int) -> Grant:
+        return Grant(
             sender=PREFILL,
             receiver=DECODE,
             handoff_id=HandoffId(7),
@@ -76,7 +78,6 @@ class Granting:
             tail_slot=TailSlot(3),
             timeout_s=30.0,
         )
-        self.worker.core.prefill.on_grant(PREFILL, grant, now_ns=0)
 
     def cancels(self) -> None:
         assert self.worker.core.prefill is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tests.pure.toy_drafter import ToyDrafter
 from tests.pure.toy_kv import SPARE_BYTES, RankKv, watched_region
-from tests.pure.toy_model import NUM_QUERY_HEADS, TAIL_BYTES, UNLIKELY, kv_head_of, next_token, tail_after
+from tests.pure.toy_model import NUM_QUERY_HEADS, TAIL_BYTES, UNLIKELY, VOCABULARY, kv_head_of, next_token, tail_after
 
 from pdserve.clock import Clock
 from pdserve.engine.port import EngineInfo
@@ -37,6 +37,7 @@ class ToyEngine:
             num_tail_slots=num_tail_slots,
             tail_slot_bytes=TAIL_BYTES,
             max_model_len=max_model_len,
+            vocab_size=VOCABULARY,
             draft_layout=draft_layout,
             model_fingerprint="toy",
             pids=(),

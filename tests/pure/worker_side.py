@@ -24,6 +24,7 @@ from pdserve.worker.core import WorkerCore
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 TAIL_BYTES = 64
+VOCAB_SIZE = 1000
 TARGET = PrefillTarget(worker_id=WorkerId("prefill"), incarnation=PREFILL, url="http://prefill")
 
 
@@ -60,6 +61,7 @@ class WorkerSide:
             num_tail_slots=4,
             tail_slot_bytes=TAIL_BYTES,
             max_model_len=60,
+            vocab_size=VOCAB_SIZE,
             model_fingerprint="toy",
             pids=(),
         )

@@ -39,6 +39,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tail_slot_bytes: int
     """Bytes of one tail: the hidden state, in the model's dtype, rounded up to 64."""
     max_model_len: int
+    vocab_size: int
+    """Token ids are below it: the model's own, which may be more than the tokenizer has."""
     draft_layout: KvLayout | None = None
     """Of the drafter's cache, whole, on rank 0, where there is one: as many pages, of as many slots."""
     model_fingerprint: str

@@ -61,6 +61,7 @@ def info_of(spec: EngineSpec) -> EngineInfo:
         num_tail_slots=spec.num_tail_slots,
         tail_slot_bytes=tail_slot_bytes(hidden_dim=config.hidden_dim, dtype=spec.dtype),
         max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
         draft_layout=None if draft is None else draft.layout,
         model_fingerprint=_with_drafter(fingerprint(model_dir, config), draft),
         pids=(),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from pdserve.config.role import Role
 from pdserve.decode.request import Request
-from pdserve.errors import InternalError
+from pdserve.errors import InternalError, RemoteProtocolError
 from pdserve.fabric.port import ExpectationExpired, FabricEvent, Fenced, FlushEnded, Landed, PushEnded
 from pdserve.ids import Incarnation, RequestId
 from pdserve.kv.pages import PagePool
@@ -19,9 +19,10 @@ from pdserve.transfer.receiver import Receiver
 from pdserve.transfer.sender import Sender
 from pdserve.transfer.source import DraftSource, Source
 from pdserve.wire.cluster import Failed, FailureKind, Generate, Load
-from pdserve.wire.peer import Message
+from pdserve.wire.peer import Grant, Message
 from pdserve.worker.rank_core import RankCore
 from pdserve.worker.surroundings import Surroundings
+from pdserve.worker.vocabulary import why_unknown, why_unknown_in
 
 
 class WorkerCore:
@@ -29,6 +30,7 @@ class WorkerCore:
 
     def __init__(self, around: Surroundings) -> None:
         self.identity = around.identity
+        self._vocab_size = around.engine.vocab_size
         pools = [PagePool(num_pages=around.engine.num_pages) for _ in around.regions]
         is_prefill = around.settings.role is Role.PREFILL
         self.sender = _sender(around) if is_prefill else None
@@ -61,10 +63,22 @@ class WorkerCore:
         """Give a request to the rank it names; returns the refusal when there is no such rank, or the worker drains."""
         if not 0 <= generate.dp_rank < len(self.decodes):
             return [self._refusal(generate, FailureKind.INTERNAL, f"has no decoding rank {generate.dp_rank}")]
+        unknown = why_unknown_in(generate, vocab_size=self._vocab_size)
+        if unknown is not None:
+            return [self._refusal(generate, FailureKind.INVALID, f"can't take it: {unknown}")]
         if self.is_draining:
             return [self._refusal(generate, FailureKind.SHUTTING_DOWN, "drains and will stop")]
         self.decodes[generate.dp_rank].on_generate(generate, now_ns=now_ns)
         return []
+
+    def on_grant(self, peer: Incarnation, grant: Grant, *, now_ns: int) -> None:
+        """Raises: `RemoteProtocolError` when it is malformed; the peer checked the same tokens before."""
+        if self.prefill is None:
+            return
+        unknown = why_unknown(grant.token_ids, vocab_size=self._vocab_size, where="a grant")
+        if unknown is not None:
+            raise RemoteProtocolError(unknown, peer=str(peer))
+        self.prefill.on_grant(peer, grant, now_ns=now_ns)
 
     def on_abort(self, request_id: RequestId, *, now_ns: int) -> None:
         for decode in self.decodes:

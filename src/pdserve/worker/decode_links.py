@@ -103,7 +103,7 @@ class DecodeLinks:
         with self._driver.event() as now_ns:
             match message:
                 case Grant():
-                    prefill.on_grant(peer, message, now_ns=now_ns)
+                    self._driver.core.on_grant(peer, message, now_ns=now_ns)
                 case Cancel():
                     prefill.on_cancel(peer, message, now_ns=now_ns)
                 case Heartbeat() | PeerHello() | PeerRefused():

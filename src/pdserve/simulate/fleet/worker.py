@@ -148,7 +148,7 @@ class FleetWorker:
     # Inside
 
     def _meet(self, prefill: "FleetWorker") -> None:
-        """Shake hands with a prefill worker, if that was not done; in the product it is, as soon as both have joined."""
+        """Shake hands with a prefill worker, if that was not done. In the product it was, when the second joined."""
         receiver, sender = self.core.receiver, prefill.core.sender
         if receiver is None or sender is None or receiver.is_connected(prefill.incarnation):
             return
@@ -203,6 +203,7 @@ class FleetWorker:
             num_tail_slots=settings.num_tail_slots,
             tail_slot_bytes=plan.tail_bytes,
             max_model_len=MAX_MODEL_LEN,
+            vocab_size=SILENCE.vocab_size,
             model_fingerprint=MODEL_NAME,
             pids=(),
         )
