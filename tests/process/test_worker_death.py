@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncGenerator
 
@@ -118,6 +119,26 @@ async def test_decode_worker_killed_before_the_first_token_is_replaced_by_anothe
     await workers.worker(min(free_pages, key=lambda name: free_pages[name])).kill()
     assert await amid == expected.token_ids
     assert await running.metric("pdserve:request_retries_total") == retries + 1
+    await running.until_idle()
+
+
+async def test_answer_goes_on_from_another_worker_when_the_engine_of_its_own_dies(
+    workers: Cluster, text_ids: list[int]
+) -> None:
+    running = workers.running
+    await workers.require(p0=Role.PREFILL, d0=Role.DECODE, d1=Role.DECODE)
+    expected = await running.complete(text_ids[:40], max_tokens=NUM_ANSWER_TOKENS, ignore_eos=True)
+    await running.until_idle()
+    stream = await running.stream(text_ids[:40], max_tokens=NUM_ANSWER_TOKENS)
+    first = token_ids_in((await anext(stream)).choices[0])
+    ((work,),) = [request["works"] for request in (await running.ledger())["requests"]]
+    worker = workers.worker(work["worker_id"])
+    for pid in worker.descendants():
+        if pid != worker.process.pid:
+            os.kill(pid, signal.SIGKILL)
+    assert first + await token_ids_of(stream) == expected.token_ids
+    assert await worker.wait() == 1
+    assert "ended by SIGKILL" in worker.stderr
     await running.until_idle()
 
 

@@ -59,6 +59,7 @@ class GatewayLink:
         self._session = session
         self._on_joined = on_joined
         self._heartbeat_s = settings.heartbeat_s
+        self._channel: Channel[GatewayToWorker] | None = None
 
     async def run(self) -> None:
         """Keep the connection.
@@ -69,6 +70,11 @@ class GatewayLink:
         while True:
             await self._serve(channel)
             channel = await self._join_again()
+
+    def cut(self) -> None:
+        """End the connection without a word: to the gateway this worker is lost, and its answers go on from another."""
+        if self._channel is not None:
+            self._channel.abort()
 
     async def _join_first(self) -> Channel[GatewayToWorker]:
         give_up_at = time.monotonic() + self._settings.join_timeout_s
@@ -133,6 +139,7 @@ class GatewayLink:
 
     async def _serve(self, channel: Channel[GatewayToWorker]) -> None:
         """Serve until the connection ends; then nobody wants the requests that came over it."""
+        self._channel = channel
         self._driver.to_gateway = lambda message: self._send(channel, message)
         self._on_joined()
         self._driver.status_changed.set()

@@ -249,9 +249,10 @@ class _Worker:
         tasks = {stopping, *passes, *failures, *map(asyncio.create_task, services)}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            kind = FailureKind.INTERNAL if done & (passes | failures) else FailureKind.SHUTTING_DOWN
-            with self._driver.event() as now_ns:
-                self._driver.core.fail_all(kind, f"worker {self._settings.name} stops", now_ns=now_ns)
+            if done & (passes | failures):
+                gateway.cut()
+            else:
+                self._fail_all()
         finally:
             for task in tasks:
                 task.cancel()
@@ -260,6 +261,11 @@ class _Worker:
                 await links.close()
         for task in done - {stopping}:
             task.result()
+
+    def _fail_all(self) -> None:
+        with self._driver.event() as now_ns:
+            kind = FailureKind.SHUTTING_DOWN
+            self._driver.core.fail_all(kind, f"worker {self._settings.name} stops", now_ns=now_ns)
 
     async def _drain_after(self, stop: asyncio.Event) -> None:
         """Return after `stop`, when nothing is left here or the drain timeout is over."""
