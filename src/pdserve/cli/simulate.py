@@ -1,4 +1,4 @@
-"""`pdserve simulate`: worlds of workers, a gateway and clients on a virtual clock, one a seed."""
+"""`pdserve simulate`: worlds of workers, a gateway and clients on a virtual clock, one a seed; or a fleet."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from pdserve.cli.simulate_fleet import add_fleet_flags, is_fleet, run_fleet
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
 from pdserve.simulate.planted import Plant
@@ -20,7 +21,7 @@ SEEDS_A_TASK = 20
 
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
-        "simulate", help="run the product's code in worlds of faults, by seed", allow_abbrev=False
+        "simulate", help="run the product's code in worlds of faults, by seed, or in a fleet", allow_abbrev=False
     )
     parser.add_argument(
         "--faults", action="store_true", help="kill, hang, restart and cut off; without it the worlds are calm"
@@ -33,10 +34,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--plant", choices=[plant.value for plant in Plant], help="plant a bug, to see that it is found"
     )
+    add_fleet_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """1: a rule was broken."""
+    if is_fleet(arguments):
+        return run_fleet(arguments)
     if arguments.seeds < 1 or (arguments.jobs is not None and arguments.jobs < 1):
         raise ConfigError("--seeds and --jobs must be at least 1")
     if arguments.seed is not None and arguments.first_seed:
