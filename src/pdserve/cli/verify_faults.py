@@ -3,11 +3,14 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pdserve.bench.faults.cases import Case, process_cases
+from pdserve.bench.faults.cases import Case, link_cases, process_cases
+from pdserve.bench.faults.disconnects import NAME as DISCONNECTS
 from pdserve.bench.faults.fleet import FleetSettings
-from pdserve.bench.faults.runner import Load, run_cases
-from pdserve.bench.faults.verdict import Result, last_line
+from pdserve.bench.faults.links import NoLinks
+from pdserve.bench.faults.runner import Bench, Load
+from pdserve.bench.faults.verdict import Result, is_flawless, last_line
 from pdserve.bench.handoff_check import NATURAL_TEXT
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
@@ -41,10 +44,12 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pdserve.model.source import resolve_model
 
-    cases = _chosen(arguments.case)
+    chosen = _Chosen.of(arguments.case)
     if arguments.list:
-        print("\n".join(case.name for case in cases))
+        print("\n".join(chosen.names))
         return 0
+    if arguments.fleets < 1:
+        raise ConfigError(f"--fleets must be 1 or more, not {arguments.fleets}")
     source = resolve_model(arguments.model)
     text_ids = tuple(Tokenizer.load(source.dir).encode(NATURAL_TEXT.read_text()))
     results: list[Result] = []
@@ -53,21 +58,57 @@ def run(arguments: argparse.Namespace) -> int:
         results.append(result)
         _print(result)
 
+    bench = Bench(
+        settings=fleet_settings(str(source.dir), source.name),
+        load=Load.of(text_ids),
+        lease_s=LEASE_S,
+        on_result=on_result,
+        on_progress=say,
+    )
     try:
-        asyncio.run(
-            run_cases(
-                fleet_settings(str(source.dir), source.name),
-                cases,
-                Load.of(text_ids),
-                lease_s=LEASE_S,
-                num_fleets=arguments.fleets,
-                on_result=on_result,
-                on_progress=say,
-            )
-        )
+        asyncio.run(_run_all(bench, chosen, num_fleets=arguments.fleets))
     finally:
         print(last_line(results), flush=True)
-    return 0 if last_line(results).startswith("verify-faults: ok") else 1
+    return 0 if is_flawless(results) else 1
+
+
+async def _run_all(bench: Bench, chosen: "_Chosen", *, num_fleets: int) -> None:
+    if chosen.of_processes:
+        await bench.run_cases(chosen.of_processes, num_fleets=num_fleets)
+    if chosen.of_links:
+        try:
+            await bench.run_link_cases(chosen.of_links)
+        except NoLinks as reason:
+            print(f"skipped: {len(chosen.of_links)} cases that cut links: {reason}", flush=True)
+    if chosen.disconnects:
+        await bench.run_disconnects()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    of_processes: tuple[Case, ...]
+    of_links: tuple[Case, ...]
+    disconnects: bool
+
+    @classmethod
+    def of(cls, names: Sequence[str] | None) -> "_Chosen":
+        """All, or those of these names. Raises: `ConfigError`."""
+        everything = cls(of_processes=process_cases(), of_links=link_cases(), disconnects=True)
+        if names is None:
+            return everything
+        unknown = set(names) - set(everything.names)
+        if unknown:
+            raise ConfigError(f"there is no case {min(unknown)}; --list names them all")
+        return cls(
+            of_processes=tuple(case for case in everything.of_processes if case.name in names),
+            of_links=tuple(case for case in everything.of_links if case.name in names),
+            disconnects=DISCONNECTS in names,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        cases = (*self.of_processes, *self.of_links)
+        return [*(case.name for case in cases), *([DISCONNECTS] if self.disconnects else [])]
 
 
 def fleet_settings(model_dir: str, model_name: str) -> FleetSettings:
@@ -83,18 +124,6 @@ def fleet_settings(model_dir: str, model_name: str) -> FleetSettings:
         worker_arguments=WORKER_FLAGS,
         gateway_arguments=("--log-level", "error"),
     )
-
-
-def _chosen(names: Sequence[str] | None) -> tuple[Case, ...]:
-    """Raises: `ConfigError`."""
-    cases = process_cases()
-    if names is None:
-        return cases
-    by_name = {case.name: case for case in cases}
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        raise ConfigError(f"there is no case {unknown[0]}; --list names them all")
-    return tuple(by_name[name] for name in names)
 
 
 def _print(result: Result) -> None:

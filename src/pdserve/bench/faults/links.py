@@ -10,10 +10,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 from pdserve.bench.faults.fleet import GATEWAY, Site
-from pdserve.errors import ConfigError
 
 NETWORK = "198.18.77"
 COMMAND_TIMEOUT_S = 20.0
+
+
+class NoLinks(Exception):
+    """Says why this machine can't have them, or what became of them."""
 
 
 class Links:
@@ -33,7 +36,7 @@ class Links:
         return {GATEWAY: Site(host=f"{NETWORK}.1"), **workers}
 
     def open(self) -> None:
-        """Raises: `ConfigError` when this machine does not allow it; `close` is needed all the same."""
+        """Raises: `NoLinks` when this machine does not allow it; `close` is needed all the same."""
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("address", "add", f"{NETWORK}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
@@ -49,9 +52,9 @@ class Links:
     def close(self) -> None:
         """What there is of it; a namespace takes its end of the link along."""
         for name in self._indices:
-            with suppress(ConfigError):
+            with suppress(NoLinks):
                 _ip("netns", "delete", self._namespace(name))
-        with suppress(ConfigError):
+        with suppress(NoLinks):
             _ip("link", "delete", self._bridge)
 
     def cut(self, name: str) -> None:
@@ -74,11 +77,11 @@ class Links:
 
 @contextmanager
 def opened_links(names: Sequence[str]) -> Generator[Links]:
-    """Raises: `ConfigError` with the reason why there can't be any here."""
+    """Raises: `NoLinks` with the reason why there can't be any here."""
     if os.geteuid() != 0:
-        raise ConfigError("network namespaces need root")
+        raise NoLinks("network namespaces need root")
     if shutil.which("ip") is None:
-        raise ConfigError("network namespaces need `ip` (iproute2)")
+        raise NoLinks("network namespaces need `ip` (iproute2)")
     links = Links(names)
     try:
         links.open()
@@ -91,6 +94,6 @@ def _ip(*arguments: str) -> None:
     try:
         subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
     except subprocess.CalledProcessError as error:
-        raise ConfigError(f"`ip {' '.join(arguments)}` failed: {error.stderr.strip()}") from error
+        raise NoLinks(f"`ip {' '.join(arguments)}` failed: {error.stderr.strip()}") from error
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"`ip {' '.join(arguments)}` took over {COMMAND_TIMEOUT_S:g} s") from error
+        raise NoLinks(f"`ip {' '.join(arguments)}` took over {COMMAND_TIMEOUT_S:g} s") from error

@@ -2,22 +2,24 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 import aiohttp
 
-from pdserve.bench.faults.case_run import CaseRun, Question, undisturbed
+from pdserve.bench.faults.case_run import CaseRun, Expected, Question, undisturbed
 from pdserve.bench.faults.cases import Case
-from pdserve.bench.faults.fleet import FleetSettings, running_fleet
-from pdserve.bench.faults.links import Links
+from pdserve.bench.faults.disconnects import Disconnects
+from pdserve.bench.faults.fleet import Fleet, FleetSettings, running_fleet
+from pdserve.bench.faults.links import Links, opened_links
 from pdserve.bench.faults.verdict import Result
 from pdserve.errors import PdserveError
 
-SUBJECT_TOKENS = (150, 8)
+SUBJECT_TOKENS = (136, 6)
 """Of its prompt, which is several chunks, and of its answer."""
 
-BYSTANDER_TOKENS = ((32, 28), (40, 28))
+BYSTANDER_TOKENS = ((24, 16), (32, 16))
 PROMPT_STRIDE = 50
 """Prompts begin so far apart in the text, so that no two are alike."""
 
@@ -39,38 +41,61 @@ class Load:
         return cls(subject=subject, bystanders=tuple(bystanders))
 
 
-async def run_cases(
-    settings: FleetSettings,
-    cases: Iterable[Case],
-    load: Load,
-    *,
-    lease_s: float,
-    num_fleets: int,
-    links: Links | None = None,
-    on_result: Callable[[Result], None],
-    on_progress: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Each case once, on whichever fleet is free; `links` are those of a single one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the cases are run with."""
 
-    Raises: `ConfigError` when a fleet does not start.
-    """
-    waiting = deque(cases)
+    settings: FleetSettings
+    load: Load
+    lease_s: float
+    """That the settings give the workers."""
+    on_result: Callable[[Result], None]
+    on_progress: Callable[[str], None] = lambda _: None
 
-    async def work() -> None:
-        async with running_fleet(settings, on_progress=on_progress) as fleet, aiohttp.ClientSession() as session:
-            subject, *bystanders = [
-                await undisturbed(fleet, session, question) for question in (load.subject, *load.bystanders)
-            ]
+    async def run_cases(self, cases: Iterable[Case], *, num_fleets: int) -> None:
+        """Each case once, on whichever fleet is free. Raises: `ConfigError` when a fleet does not start."""
+        waiting = deque(cases)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(num_fleets, len(waiting))):
+                    group.create_task(self._run_waiting(waiting, self.settings))
+        except* PdserveError as failures:
+            raise failures.exceptions[0] from failures
+
+    async def run_link_cases(self, cases: Iterable[Case]) -> None:
+        """On a fleet whose workers are behind links that can be cut.
+
+        Raises: `NoLinks` when this machine allows none, before anything is started.
+        """
+        with opened_links([place.name for place in self.settings.places]) as links:
+            await self._run_waiting(deque(cases), replace(self.settings, sites=links.sites), links)
+
+    async def run_disconnects(self) -> None:
+        async with self._fleet(self.settings) as (fleet, session):
+            expected = await self._expected(fleet, session)
+            self.on_result(await Disconnects(fleet, session, expected).run())
+
+    async def _run_waiting(self, waiting: deque[Case], settings: FleetSettings, links: Links | None = None) -> None:
+        async with self._fleet(settings) as (fleet, session):
+            subject, *bystanders = await self._expected(fleet, session)
             while waiting:
-                case = waiting.popleft()
                 run = CaseRun(
-                    case, fleet, session, subject=subject, bystanders=bystanders, lease_s=lease_s, links=links
+                    waiting.popleft(),
+                    fleet,
+                    session,
+                    subject=subject,
+                    bystanders=bystanders,
+                    lease_s=self.lease_s,
+                    links=links,
                 )
-                on_result(await run.run())
+                self.on_result(await run.run())
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(num_fleets, len(waiting))):
-                group.create_task(work())
-    except* PdserveError as failures:
-        raise failures.exceptions[0] from failures
+    @asynccontextmanager
+    async def _fleet(self, settings: FleetSettings) -> AsyncGenerator[tuple[Fleet, aiohttp.ClientSession]]:
+        async with running_fleet(settings, on_progress=self.on_progress) as fleet, aiohttp.ClientSession() as session:
+            yield fleet, session
+
+    async def _expected(self, fleet: Fleet, session: aiohttp.ClientSession) -> list[Expected]:
+        """Of the subject, then of the bystanders."""
+        questions = (self.load.subject, *self.load.bystanders)
+        return [await undisturbed(fleet, session, question) for question in questions]

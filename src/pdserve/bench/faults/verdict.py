@@ -68,12 +68,16 @@ def flaw_of(answer: Answer, expected: tuple[int, ...], promise: Promise) -> Flaw
     return None if keeps else Flaw.WRONG
 
 
+def is_flawless(results: Sequence[Result]) -> bool:
+    """Whether there were cases, and nothing is to be said of any."""
+    return bool(results) and not any(result.findings for result in results)
+
+
 def last_line(results: Sequence[Result]) -> str:
-    """`verify-faults: ok ...` when there were cases and each was flawless."""
+    """What the command ends with."""
     counts = {flaw: sum(result.has(flaw) for result in results) for flaw in Flaw}
-    is_ok = bool(results) and not any(counts.values())
     unforced = f" unforced={counts[Flaw.UNFORCED]}" if counts[Flaw.UNFORCED] else ""
     return (
-        f"verify-faults: {'ok' if is_ok else 'FAILED'} cases={len(results)} wrong={counts[Flaw.WRONG]} "
+        f"verify-faults: {'ok' if is_flawless(results) else 'FAILED'} cases={len(results)} wrong={counts[Flaw.WRONG]} "
         f"hung={counts[Flaw.HUNG]} leaked={counts[Flaw.LEAKED]}{unforced}"
     )
