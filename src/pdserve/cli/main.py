@@ -19,6 +19,7 @@ COMMANDS = {
     "soak": "pdserve.cli.soak",
     "simulate": "pdserve.cli.simulate",
     "topology": "pdserve.cli.topology",
+    "bench": "pdserve.cli.bench",
     "bench-transfer": "pdserve.cli.bench_transfer",
     "bench-engine": "pdserve.cli.bench_engine",
     "bench-serving": "pdserve.cli.bench_serving",
