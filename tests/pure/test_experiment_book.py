@@ -43,7 +43,7 @@ def record(arm: Arm, *, seed: int = 0, itl_p99_s: float = 0.1, void: str | None 
             steal_share=0.0, foreign_share=0.0, own_share=0.8, psi_cpu_share=None, gemm_ratios=(1.0, 1.0)
         ),
         summary=msgspec.structs.replace(result.summary, itl=itl),
-        felt=felt(result),
+        felt=felt(result.requests),
     )
 
 
@@ -88,7 +88,7 @@ def test_prefills_that_were_measured_before_are_kept() -> None:
 
 
 def test_felt_of_a_refused_request_is_nothing_and_not_complete() -> None:
-    whole, refused = felt(load_result((*drawn_requests(1), refused_request(1.0))))
+    whole, refused = felt((*drawn_requests(1), refused_request(1.0)))
     assert whole.complete and whole.ttft_s is not None and whole.worst_gap_s is not None
     assert (refused.ttft_s, refused.tpot_s, refused.worst_gap_s, refused.complete) == (None, None, None, False)
 

@@ -9,7 +9,7 @@ import msgspec
 from pdserve.bench.experiment.conditions import Conditions
 from pdserve.bench.experiment.points import Arm, Point, Slo
 from pdserve.bench.experiment.schedule import Run
-from pdserve.bench.load.result import LoadResult, Summary
+from pdserve.bench.load.result import SentRequest, Summary
 from pdserve.bench.load.summary import gaps_s, is_complete, tpot_s, ttft_s
 from pdserve.bench.provenance import Machine
 from pdserve.errors import ConfigError
@@ -90,7 +90,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
         return [run for run in runs if run not in self.counted]
 
 
-def felt(result: LoadResult) -> tuple[Felt, ...]:
+def felt(requests: Sequence[SentRequest]) -> tuple[Felt, ...]:
     return tuple(
         Felt(
             ttft_s=_rounded(ttft_s(request) if request.token_s else None),
@@ -98,7 +98,7 @@ def felt(result: LoadResult) -> tuple[Felt, ...]:
             worst_gap_s=_rounded(max(gaps_s(request), default=None)),
             complete=is_complete(request),
         )
-        for request in result.requests
+        for request in requests
     )
 
 

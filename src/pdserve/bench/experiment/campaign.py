@@ -13,7 +13,8 @@ from pdserve.bench.experiment.calibration import gemm_s
 from pdserve.bench.experiment.conditions import Conditions, void_reason
 from pdserve.bench.experiment.cpu_time import cpu_times, shares
 from pdserve.bench.experiment.schedule import Run
-from pdserve.bench.load.result import LoadResult, Objective
+from pdserve.bench.load.result import SentRequest
+from pdserve.bench.load.summary import summarise
 from pdserve.bench.provenance import this_commit
 from pdserve.engine.client import start_engine
 from pdserve.engine.port import EngineSpec
@@ -31,8 +32,11 @@ OVERHEAD_S = 25.0
 WARM_UP_TOKENS = 8
 NUM_WARM_UPS = 4
 
-Send = Callable[[str, Sequence[WorkloadRequest], Objective], Awaitable[LoadResult]]
-"""Sends requests to a gateway's URL when they are due, and waits for their ends."""
+WARM_UP_SEED = 1_000_000
+"""Of prompts that no run has: their KV is nobody's prefix."""
+
+Send = Callable[[str, Sequence[WorkloadRequest], int], Awaitable[list[SentRequest]]]
+"""Sends requests to a gateway's URL when they are due, with prompts of a seed, and waits for their ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,9 @@ class Campaign:
         requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
         gemms = await self._gemm_ratios(book)
         async with LocalDeployment(self._settings(book, run)) as deployment:
-            await self.send(deployment.url, _warm_up(requests[0]), Objective())
+            await self.send(deployment.url, _warm_up(requests[0]), WARM_UP_SEED)
             before = cpu_times()
-            result = await self.send(deployment.url, requests, book.slo.objective(prefill_s))
+            sent = await self.send(deployment.url, requests, run.seed)
             used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
         conditions = Conditions(
             steal_share=used.steal,
@@ -85,8 +89,8 @@ class Campaign:
             commit=this_commit(),
             void=void_reason(conditions),
             conditions=conditions,
-            summary=result.summary,
-            felt=felt(result),
+            summary=summarise(sent, book.slo.objective(prefill_s)),
+            felt=felt(sent),
         )
 
     def _settings(self, book: Book, run: Run) -> DeploymentSettings:

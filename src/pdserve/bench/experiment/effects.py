@@ -117,11 +117,13 @@ def _row(
 
 
 def table(book: Book, points: Sequence[Point]) -> str:
-    """For people: a section a point."""
+    """For people: a section for each point that has runs."""
     rows = effects(book, points)
     lines: list[str] = []
     for point in points:
         records = [record for record in book.records if record.point == point]
+        if not records:
+            continue
         num_void = sum(record.void is not None for record in records)
         rate = point.rate_per_s(book.reference.prefill_s[point.num_prompt_tokens])
         lines.append(f"{point.name}: {rate:.2f} requests/s, {len(records)} runs, {num_void} of them void")
