@@ -72,9 +72,10 @@ def test_samples_without_load_are_no_part_of_the_trend() -> None:
     assert abs(share_of(lived)) < 0.01
 
 
-def test_process_that_lived_less_than_half_of_the_run_is_not_judged() -> None:
-    assert memory_growths([life(leaked_mib=500.0, start_s=RUN_S * 0.6)], run_s=RUN_S) == []
-    assert len(memory_growths([life(start_s=RUN_S * 0.4)], run_s=RUN_S)) == 1
+def test_process_that_began_amid_the_run_or_ended_early_is_not_judged() -> None:
+    assert memory_growths([life(leaked_mib=500.0, start_s=RUN_S * 0.2)], run_s=RUN_S) == []
+    assert memory_growths([life(leaked_mib=500.0, stop_s=RUN_S * 0.4)], run_s=RUN_S) == []
+    assert len(memory_growths([life(start_s=RUN_S * 0.05, stop_s=RUN_S * 0.6)], run_s=RUN_S)) == 1
 
 
 def test_process_that_was_seen_once_is_not_judged() -> None:
@@ -83,12 +84,13 @@ def test_process_that_was_seen_once_is_not_judged() -> None:
 
 
 def points(*num_fds: int, pids: tuple[int, ...] | None = None) -> list[IdlePoint]:
+    """As many threads as descriptors, less 10."""
     return [
         IdlePoint(
             at_s=float(index),
             processes={
                 "gateway": IdleFigures(
-                    pid=1 if pids is None else pids[index], num_fds=number, num_threads=4, shared_bytes=10
+                    pid=1 if pids is None else pids[index], num_fds=number, num_threads=number - 10, shared_bytes=10
                 )
             },
             owned=(),
@@ -97,12 +99,17 @@ def points(*num_fds: int, pids: tuple[int, ...] | None = None) -> list[IdlePoint
     ]
 
 
-def test_descriptors_are_counted_from_the_end_of_the_first_round_on() -> None:
-    (growth,) = idle_growths(points(20, 23, 30, 23))
+def test_descriptors_are_compared_with_the_most_of_the_first_half() -> None:
+    (growth,) = idle_growths(points(20, 31, 20, 40, 31))
     assert (growth.num_fds, growth.num_threads, growth.shared_bytes) == (0, 0, 0)
     (growth,) = idle_growths(points(20, 23, 24, 26))
     assert growth.num_fds == 3
-    assert any("3 more open descriptors" in finding for finding in findings(GOOD, [FLAT], [growth], [], []))
+    assert findings(GOOD, [FLAT], [growth], [], []) == ["gateway has 3 more open descriptors when idle"]
+
+
+def test_descriptor_and_thread_lost_with_each_of_many_requests_are_found() -> None:
+    (growth,) = idle_growths(points(*range(20, 80, 10)))
+    assert len(findings(GOOD, [FLAT], [growth], [], [])) == 2
 
 
 def test_descriptors_of_another_life_are_not_compared() -> None:

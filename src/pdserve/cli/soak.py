@@ -13,6 +13,7 @@ from pdserve.bench.faults.fleet import FleetSettings
 from pdserve.bench.handoff_check import NATURAL_TEXT
 from pdserve.bench.semantics.completions import Texts
 from pdserve.bench.soak.disturber import DRAIN_TIMEOUT_S
+from pdserve.bench.soak.mix import load_mix
 from pdserve.bench.soak.result import SoakResult
 from pdserve.bench.soak.soak import SoakSettings, soak
 from pdserve.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
@@ -103,7 +104,7 @@ def _settings(arguments: argparse.Namespace, source: "ModelSource") -> SoakSetti
             places=place_workers(request),
             worker_arguments=WORKER_FLAGS,
         ),
-        texts=Texts.of(NATURAL_TEXT.read_text(), Tokenizer.load(source.dir)),
+        mix=load_mix(Texts.of(NATURAL_TEXT.read_text(), Tokenizer.load(source.dir))),
         duration_s=duration_s,
         num_rounds=max(2, round(arguments.minutes / ROUND_MINUTES)),
         num_clients=arguments.clients,

@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -44,8 +45,7 @@ class Client:
     async def _read(self, case: Case, reading: "_Reading", *, slowly: bool) -> None:
         session = self._slow_session if slowly else self._session
         method = "GET" if case.body is None else "POST"
-        data = json.dumps(case.body).encode() if isinstance(case.body, dict) else case.body
-        async with session.request(method, self._url + case.path, data=data) as response:
+        async with session.request(method, self._url + case.path, data=_data(case)) as response:
             reading.response = response
             if not slowly:
                 async for chunk in response.content.iter_any():
@@ -54,6 +54,12 @@ class Client:
             while chunk := await response.content.read(SLOW_READ_BYTES):
                 reading.read += chunk
                 await asyncio.sleep(SLOW_READ_EVERY_S)
+
+
+def _data(case: Case) -> BytesIO | None:
+    """As a file: aiohttp warns of bytes over a MiB."""
+    body = json.dumps(case.body).encode() if isinstance(case.body, dict) else case.body
+    return None if body is None else BytesIO(body)
 
 
 class _Reading:

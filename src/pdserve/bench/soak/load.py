@@ -7,6 +7,7 @@ from random import Random
 
 from pdserve.bench.semantics.case import Case, Outcome, problem_of
 from pdserve.bench.soak.client import Client
+from pdserve.bench.soak.disturber import is_set_within
 from pdserve.bench.soak.judgement import Ending, Judgement, judge, outcome_of
 from pdserve.bench.soak.mix import LoadKind, Manner, cases_of, draw
 from pdserve.errors import InternalError
@@ -16,6 +17,9 @@ HUNG_AFTER_S = 120.0
 
 MOST_LEAVE_S = 4.0
 """Clients that leave do so at some moment up to here: queued, during prefill, amid the stream."""
+
+BACK_OFF_S = 1.0
+"""Of a client that was told to come back: what `Retry-After` says at least."""
 
 MAX_PROBLEMS = 20
 """Wrong answers that are told in full; the others are counted."""
@@ -86,7 +90,10 @@ async def run_clients(
             kind, case = draw(mix, own)
             leave_after_s = own.uniform(0, MOST_LEAVE_S)
             received = await client.send(case, manner=kind.manner, leave_after_s=leave_after_s, deadline_s=HUNG_AFTER_S)
-            tally.add(kind, case, judge(case, recorded[case.name], received))
+            judgement = judge(case, recorded[case.name], received)
+            tally.add(kind, case, judgement)
+            if judgement.ending is Ending.FAILED:
+                await is_set_within(until, BACK_OFF_S)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(num_clients):

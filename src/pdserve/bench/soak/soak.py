@@ -1,20 +1,19 @@
 """The run: answers recorded in peace, then rounds of load and faults, each followed by a look at what is left."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
 from pdserve.bench.faults.fleet import GATEWAY, Fleet, FleetSettings, running_fleet
 from pdserve.bench.provenance import this_commit, this_machine
 from pdserve.bench.semantics.case import Outcome
-from pdserve.bench.semantics.completions import Texts
 from pdserve.bench.soak.client import client_of
 from pdserve.bench.soak.disturber import Disturber, is_set_within
 from pdserve.bench.soak.fault_plan import choose_targets, fault_plan
 from pdserve.bench.soak.judgement import Ending
 from pdserve.bench.soak.load import Tally, record, run_clients
-from pdserve.bench.soak.mix import LoadKind, load_mix
+from pdserve.bench.soak.mix import LoadKind
 from pdserve.bench.soak.result import KindRow, SoakResult
 from pdserve.bench.soak.sampler import Sampler
 from pdserve.bench.soak.verdict import Counts, findings, idle_growths, leaks_in, memory_growths
@@ -28,7 +27,7 @@ PROGRESS_EVERY_S = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
     fleet: FleetSettings
-    texts: Texts
+    mix: tuple[LoadKind, ...]
     duration_s: float
     num_rounds: int
     """All must be idle after each."""
@@ -47,11 +46,10 @@ async def soak(settings: SoakSettings, stop: asyncio.Event, *, say: Callable[[st
     Raises: `ConfigError` when a process does not start, `InternalError` when an undisturbed answer is wrong.
     """
     async with running_fleet(settings.fleet, on_progress=say) as fleet:
-        mix = load_mix(settings.texts)
         async with client_of(fleet.url, api_key=environment.api_key()) as client:
-            recorded = await record(client, mix, until=stop)
+            recorded = await record(client, settings.mix, until=stop)
         say(f"recorded {len(recorded)} answers")
-        run = _Run(settings, fleet, mix, recorded, stop, say)
+        run = _Run(settings, fleet, recorded, stop, say)
         await run.run()
         return run.result()
 
@@ -61,14 +59,12 @@ class _Run:
         self,
         settings: SoakSettings,
         fleet: Fleet,
-        mix: Sequence[LoadKind],
         recorded: Mapping[str, Outcome],
         stop: asyncio.Event,
         say: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._fleet = fleet
-        self._mix = mix
         self._recorded = recorded
         self._stop = stop
         self._say = say
@@ -104,7 +100,7 @@ class _Run:
         async with client_of(self._fleet.url, api_key=environment.api_key()) as client, asyncio.TaskGroup() as group:
             load = run_clients(
                 client,
-                self._mix,
+                self._settings.mix,
                 self._recorded,
                 self._tally,
                 num_clients=self._settings.num_clients,
@@ -146,7 +142,7 @@ class _Run:
             num_requests=counts.requests,
             num_wrong=counts.wrong,
             num_hung=counts.hung,
-            kinds=[KindRow(kind=kind.name, endings=tally.endings_of(kind)) for kind in self._mix],
+            kinds=[KindRow(kind=kind.name, endings=tally.endings_of(kind)) for kind in self._settings.mix],
             codes=dict(tally.codes),
             faults={kind.value: number for kind, number in self._disturber.counts.items()},
             growths=growths,
