@@ -228,8 +228,11 @@ async def test_client_that_leaves_aborts_its_request(stream: bool, script: Scrip
         assert await running.metric("pdserve:requests_cancelled_total") == 1
 
 
+NUM_FLOODING = 2_000
+
+
 async def flooding(worker: ScriptedWorker, generate: Generate) -> None:
-    for _ in range(2_000):
+    for _ in range(NUM_FLOODING):
         worker.deltas(Delta(request_id=generate.request_id, token_ids=(1,), text="x" * 10_000))
         await asyncio.sleep(0)
 
@@ -242,9 +245,10 @@ async def flooding(worker: ScriptedWorker, generate: Generate) -> None:
     ],
 )
 async def test_client_that_does_not_read_is_aborted_at_the_bound(changed: dict[str, Any], who_ends_it: str) -> None:
-    async with gateway(**changed) as running, joined(running.url, join_message("a"), flooding) as worker:
+    join = join_message("a", max_model_len=4096)
+    async with gateway(**changed) as running, joined(running.url, join, flooding) as worker:
         client = await _connected(running.url, receive_buffer_bytes=4096)
-        body = json.dumps({**BODY, "stream": True})
+        body = json.dumps({**BODY, "stream": True, "max_tokens": NUM_FLOODING})
         request = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nContent-Length: {len(body)}\r\n\r\n{body}"
         await asyncio.get_running_loop().sock_sendall(client, request.encode())
         await asyncio.wait_for(worker.aborts.get(), 10)

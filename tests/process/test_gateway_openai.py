@@ -5,12 +5,12 @@ from typing import Any
 
 import openai
 import pytest
-from tests.process.gateway_under_test import gateway
-from tests.process.scripted_worker import ScriptedWorker, answering, join_message, joined, refusing
+from tests.process.gateway_under_test import gateway, until
+from tests.process.scripted_worker import ScriptedWorker, answering, join_message, joined, refusing, shake_hands
 
 from pdserve.config.role import Role
 from pdserve.sampling import TokenLogprobs
-from pdserve.wire.cluster import Delta, FailureKind, FinishReason, Generate, TokenEntry
+from pdserve.wire.cluster import Delta, FailureKind, FinishReason, Generate, JoinRefused, TokenEntry
 
 CHAT: Any = [{"role": "user", "content": "Hi"}]
 
@@ -308,6 +308,19 @@ async def test_no_worker_is_a_503_with_retry_after() -> None:
             await running.client().completions.create(model="smol", prompt="x")
         assert raised.value.status_code == 503
         assert raised.value.response.headers["Retry-After"] == "1"
+
+
+async def test_no_worker_because_all_were_refused_is_said_so() -> None:
+    async with gateway() as running:
+        channel, answer = await shake_hands(running.session, running.url, join_message("d0", model_name="another"))
+        assert isinstance(answer, JoinRefused)
+        await channel.close()
+        _, body, _ = await running.post("/v1/completions", {"model": "smol", "prompt": "x"})
+        assert "no decode worker has joined: 1 tried and were refused" in body["error"]["message"]
+        async with joined(running.url, join_message("d0")):
+            assert (await running.get("/ready"))[0] == 200
+        await until(lambda: running.get("/ready"), lambda answer: answer[0] == 503)
+        assert (await running.get("/ready"))[1]["status"].startswith("no decode worker has joined; start one")
 
 
 @pytest.mark.parametrize(

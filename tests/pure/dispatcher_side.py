@@ -18,13 +18,14 @@ def work_of(
     num_choices: int = 1,
     num_prompt_logprobs: int | None = None,
     num_top_logprobs: int | None = None,
+    max_tokens: int = 8,
     deadline_ns: int = NS_PER_S,
 ) -> Work:
     return Work(
         request_id=RequestId(request_id),
         prompt_token_ids=(1, 2, 3),
         sampling=SamplingParams(
-            max_tokens=8, num_prompt_logprobs=num_prompt_logprobs, num_top_logprobs=num_top_logprobs
+            max_tokens=max_tokens, num_prompt_logprobs=num_prompt_logprobs, num_top_logprobs=num_top_logprobs
         ),
         deadline_ns=deadline_ns,
         num_choices=num_choices,

@@ -5,13 +5,14 @@ from tests.pure.dispatcher_side import MAX_PENDING, cluster_of, delta_of, failed
 
 from pdserve.cluster.registry import Refused, Registry
 from pdserve.config.role import Role
-from pdserve.gateway.dispatcher import MAX_RETRIES, Action, Dispatcher, Fail
+from pdserve.gateway.dispatcher import MAX_RETRIES, Action, Dispatcher, Fail, Send
 from pdserve.gateway.failures import RequestFailed
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.sampling import TokenLogprobs
 from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import (
     MAX_TOLD_TOKENS,
+    Abort,
     Delta,
     FailureKind,
     Generate,
@@ -109,7 +110,7 @@ def test_lost_worker_amid_an_answer_without_another_fails_the_request() -> None:
 
 def test_answer_that_is_too_long_to_be_told_of_fails_with_its_worker() -> None:
     registry, dispatcher = cluster_of("a", "b")
-    worker_id, generate = sent(dispatcher.submit(work_of("r"), 0))
+    worker_id, generate = sent(dispatcher.submit(work_of("r", max_tokens=2 * MAX_TOLD_TOKENS), 0))
     dispatcher.generated(worker_id, delta_of(generate, token_ids=(1,) * (MAX_TOLD_TOKENS + 1)))
     (action,) = lose(registry, dispatcher, worker_id, generate)
     assert isinstance(action, Fail) and action.failure.code == "worker_lost"
@@ -135,6 +136,50 @@ def test_delta_of_a_finished_or_impossible_choice_is_refused_and_counted(choice_
     wrong = delta_of(generate, choice_index=choice_index, finishes=True)
     assert dispatcher.generated(worker_id, wrong) == []
     assert (dispatcher.num_pending, dispatcher.num_stale) == (1, 1)
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_worker_that_sends_more_tokens_than_were_asked_for_fails_the_request(*, finishes: bool) -> None:
+    _, dispatcher = cluster_of("a", "b")
+    worker_id, generate = sent(dispatcher.submit(work_of("r", num_choices=2, max_tokens=3), 0))
+    other_id, other = sent(dispatcher.submit(work_of("other"), 0))
+    for choice_index in (0, 1):
+        within = delta_of(generate, token_ids=(4, 5, 6), choice_index=choice_index)
+        assert len(dispatcher.generated(worker_id, within)) == 1
+    abort, fail = dispatcher.generated(worker_id, delta_of(generate, choice_index=1, finishes=finishes))
+    assert isinstance(abort, Send) and isinstance(abort.message, Abort)
+    assert isinstance(fail, Fail)
+    assert (fail.failure.status, fail.failure.code) == (502, "protocol_error")
+    assert "sent 4 tokens where 3 were asked for" in fail.failure.message
+    assert dispatcher.generated(worker_id, delta_of(generate, finishes=True)) == []
+    assert (dispatcher.num_pending, dispatcher.num_stale) == (1, 1)
+    assert len(dispatcher.generated(other_id, delta_of(other, finishes=True))) == 1
+
+
+def test_tokens_of_all_workers_that_an_answer_had_count_towards_its_bound() -> None:
+    registry, dispatcher = cluster_of("a", "b")
+    worker_id, generate = sent(dispatcher.submit(work_of("r", max_tokens=3), 0))
+    dispatcher.generated(worker_id, delta_of(generate, token_ids=(4, 5)))
+    second_id, second = sent(lose(registry, dispatcher, worker_id, generate))
+    *_, fail = dispatcher.generated(second_id, delta_of(second, token_ids=(6, 7)))
+    assert isinstance(fail, Fail) and fail.failure.code == "protocol_error"
+
+
+def test_submit_without_a_worker_says_whether_none_joined_or_all_drain() -> None:
+    registry, dispatcher = cluster_of()
+
+    def told(request_id: str) -> str:
+        with pytest.raises(RequestFailed) as raised:
+            dispatcher.submit(work_of(request_id), 0)
+        assert (raised.value.failure.status, raised.value.failure.code) == (503, "no_worker")
+        return raised.value.failure.message
+
+    assert "no decode worker has joined; start one" in told("r1")
+    with_prefill_worker(registry)
+    assert "no decode worker has joined; start one" in told("r2")
+    registry.join(join_of("a", 1), 0)
+    registry.heartbeat(WorkerId("a"), WorkerHeartbeat(sender=Incarnation(1), loads=(Load(),), draining=True), 0)
+    assert "all that are there drain" in told("r3")
 
 
 def test_finished_choices_are_not_generated_again() -> None:

@@ -3,7 +3,8 @@
 Invariants (the state machine test checks them):
 1. A request ends exactly once: by the finish reason of its last choice, by `Fail`, or by `cancel` (rule H7).
 2. An attempt belongs to one incarnation of one worker; what anybody else says of it is refused and counted (rule H4),
-   as is what is said of a choice that has finished, or that nobody asked for.
+   as is what is said of a choice that has finished, or that nobody asked for. A choice of more tokens than were asked
+   for fails its request.
 3. What is delivered of a request, by whichever workers, is one answer: nothing twice, nothing left out (rule H8). A
    request that moves to another worker says what was delivered, and is continued from there.
 4. A request is sent to at most `1 + MAX_RETRIES` workers.
@@ -18,11 +19,12 @@ from pdserve.cluster.view import WorkerView
 from pdserve.errors import CapacityError
 from pdserve.gateway.errors import failure_of_worker
 from pdserve.gateway.failures import (
-    NO_WORKER,
     SHUTTING_DOWN,
     TIMED_OUT,
     Failure,
     RequestFailed,
+    broke_protocol,
+    no_worker,
     too_many_pending,
     worker_lost,
 )
@@ -141,7 +143,7 @@ class Dispatcher:
         try:
             route = self._choose(num_prompt_tokens=len(work.prompt_token_ids))
         except CapacityError as error:
-            raise RequestFailed(NO_WORKER) from error
+            raise RequestFailed(no_worker(self._registry.view)) from error
         pending = _Pending(
             work,
             work.request_id,
@@ -162,6 +164,11 @@ class Dispatcher:
                 continue
             if not pending.progress.accepts(delta):
                 self.num_stale += 1
+                continue
+            num_tokens, max_tokens = pending.progress.num_tokens_with(delta), pending.work.sampling.max_tokens
+            if num_tokens > max_tokens:
+                wrong = broke_protocol(worker_id, f"sent {num_tokens} tokens where {max_tokens} were asked for")
+                actions += self._abandon([pending], wrong)
                 continue
             pending.progress.add(delta)
             actions.append(Deliver(pending.work.request_id, delta))

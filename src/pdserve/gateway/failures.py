@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from pdserve.cluster.view import ClusterView
+from pdserve.config.role import Role
 from pdserve.ids import WorkerId
 
 INVALID_REQUEST = "invalid_request_error"
@@ -46,15 +48,6 @@ class RequestFailed(Exception):
         self.failure = failure
 
 
-NO_WORKER = Failure(
-    status=503,
-    type=SERVER_ERROR,
-    code="no_worker",
-    message="no decode worker has joined; start one with `pdserve worker --role decode --join URL`",
-    retry_after_s=RETRY_AFTER_S,
-)
-"""Nobody is there to take a request, however few there are: 503, where a full worker is 429."""
-
 SHUTTING_DOWN = Failure(
     status=503,
     type=SERVER_ERROR,
@@ -79,6 +72,30 @@ CLIENT_TOO_SLOW = Failure(
 BUG = Failure(
     status=500, type=SERVER_ERROR, code="internal_error", message="internal error; the gateway's log has more"
 )
+
+
+def no_worker(view: ClusterView, *, num_refused: int = 0) -> Failure:
+    """Nobody is there to take a request, however few there are: 503, where a full worker is 429.
+
+    `num_refused` workers tried to join, and none has since.
+    """
+    advice = "start one with `pdserve worker --role decode --join URL`"
+    if any(worker.draining for worker in view.workers if worker.role is not Role.PREFILL):
+        message = f"no decode worker takes requests: all that are there drain and will stop; {advice}"
+    elif num_refused:
+        message = f"no decode worker has joined: {num_refused} tried and were refused; the gateway's log says why"
+    else:
+        message = f"no decode worker has joined; {advice}"
+    return Failure(status=503, type=SERVER_ERROR, code="no_worker", message=message, retry_after_s=RETRY_AFTER_S)
+
+
+def broke_protocol(worker_id: WorkerId, what: str) -> Failure:
+    return Failure(
+        status=502,
+        type=SERVER_ERROR,
+        code="protocol_error",
+        message=f"worker {worker_id} {what}; its answer is not to be trusted",
+    )
 
 
 def too_many_pending(max_pending: int) -> Failure:

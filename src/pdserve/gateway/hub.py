@@ -16,7 +16,7 @@ from pdserve.cluster.view import ClusterView
 from pdserve.config.role import Role
 from pdserve.errors import PeerLost, RemoteProtocolError
 from pdserve.gateway.dispatcher import Action, Deliver, Dispatcher, Fail, PendingWork, Send, Work, prefill_target
-from pdserve.gateway.failures import CLIENT_TOO_SLOW, NO_WORKER, SHUTTING_DOWN, RequestFailed
+from pdserve.gateway.failures import CLIENT_TOO_SLOW, SHUTTING_DOWN, Failure, RequestFailed, no_worker
 from pdserve.gateway.open_requests import OpenRequests
 from pdserve.gateway.settings import GatewaySettings
 from pdserve.gateway.token_stream import TokenStream
@@ -83,6 +83,8 @@ class Hub:
         self._background: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._stopping = False
+        self._num_refused = 0
+        """Workers that would decode and were not let in, since one was."""
         self._last_tick_ns = clock.now_ns()
         self._leases_hold_until_ns = 0
 
@@ -107,8 +109,13 @@ class Hub:
         """The context of whoever may get the next request. Raises: `RequestFailed` when there is no decode worker."""
         max_model_len = self.view.max_model_len
         if max_model_len is None:
-            raise RequestFailed(NO_WORKER)
+            raise RequestFailed(self.no_worker)
         return max_model_len
+
+    @property
+    def no_worker(self) -> Failure:
+        """What a client is told while nobody takes requests."""
+        return no_worker(self.view, num_refused=self._num_refused)
 
     def start(self) -> None:
         self._ticker = asyncio.create_task(self._tick(), name="gateway hub")
@@ -192,7 +199,10 @@ class Hub:
         if isinstance(changes, Refused):
             _log.warning("worker_refused peer=%s reason=%s", join.worker_id, changes.message)
             channel.send(JoinRefused(message=changes.message))
+            self._num_refused += join.role is not Role.PREFILL
             return None
+        if join.role is not Role.PREFILL:
+            self._num_refused = 0
         heartbeat_ns = seconds_to_ns(join.lease_s / HEARTBEATS_A_LEASE)
         connection = _Connection(
             channel, join.worker_id, join.incarnation, join.role, heartbeat_ns, now_ns + heartbeat_ns

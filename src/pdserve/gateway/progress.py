@@ -39,6 +39,10 @@ class Progress:
         """False when it is of a choice that has finished, or that nobody asked for."""
         return 0 <= delta.choice_index < len(self._choices) and not self._choices[delta.choice_index].is_finished
 
+    def num_tokens_with(self, delta: Delta) -> int:
+        """Of its choice, were it added. Requires: `accepts(delta)`."""
+        return len(self._choices[delta.choice_index].token_ids) + len(delta.token_ids)
+
     def add(self, delta: Delta) -> None:
         """Requires: `accepts(delta)`."""
         self.num_prompt_logprobs += len(delta.prompt_logprobs)

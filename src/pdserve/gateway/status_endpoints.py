@@ -55,7 +55,7 @@ class StatusEndpoints:
         """200 when a request can be taken: this gateway does not drain, and a decode worker is there that does not."""
         num_decode = sum(1 for _ in self._hub.view.decoding())
         num_prefill = sum(1 for _ in self._hub.view.taking_grants())
-        obstacle = None if num_decode else "no decode worker takes requests"
+        obstacle = None if num_decode else self._hub.no_worker.message
         if self._drain.has_begun:
             obstacle = "draining"
         return _json(
