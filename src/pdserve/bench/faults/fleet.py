@@ -4,6 +4,7 @@ Unlike `launch.deployment`, which starts all, watches all and stops all, a fleet
 """
 
 import asyncio
+import random
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,9 @@ from pdserve.launch.child import Child
 from pdserve.launch.deployment import require_free_port
 
 GATEWAY = "gateway"
+
+PORTS = range(20_000, 32_000)
+"""Below Linux's default range for outgoing connections, 32,768 to 60,999."""
 
 START_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 60.0
@@ -326,11 +330,17 @@ async def running_fleet(
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones: each is asked for while none of the others is in use."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(require_free_port("127.0.0.1", 0))
-    return sorted(ports)
+    """Different ones, outside the range that the kernel takes ports of outgoing connections from: one of these could have
+    the port of a member that is away. Raises: `ConfigError` when there are not so many."""
+    ports: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        if len(ports) == count:
+            return ports
+        try:
+            ports.append(require_free_port("127.0.0.1", port))
+        except ConfigError:
+            continue
+    raise ConfigError(f"fewer than {count} ports from {PORTS.start} to {PORTS.stop - 1} are free; end what uses them")
 
 
 def _held(ledger: Mapping[str, Any]) -> list[str]:
