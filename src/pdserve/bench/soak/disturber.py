@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pdserve.bench.faults.fleet import Fleet
 from pdserve.bench.soak.fault_plan import Fault, FaultKind
+from pdserve.errors import ConfigError
 
 DRAIN_TIMEOUT_S = 30.0
 DRAIN_GRACE_S = 15.0
@@ -39,12 +40,12 @@ class Disturber:
             case FaultKind.KILL:
                 await self._fleet.kill(fault.target)
                 await asyncio.sleep(fault.lasts_s)
-                await self._fleet.start(fault.target)
+                await self._start(fault.target)
             case FaultKind.DRAIN:
                 status = await self._fleet.stop(fault.target, timeout_s=DRAIN_TIMEOUT_S + DRAIN_GRACE_S)
                 if status != 0:
                     self.problems.append(f"{fault.target} ended with {status}, not 0, when it was asked to")
-                await self._fleet.start(fault.target)
+                await self._start(fault.target)
             case FaultKind.FREEZE | FaultKind.LONG_FREEZE:
                 self._fleet.freeze(fault.target)
                 try:
@@ -55,14 +56,20 @@ class Disturber:
     async def _recover(self, fault: Fault) -> None:
         for name in self._fleet.names:
             if not self._fleet.is_running(name):
-                self.problems.append(f"{name} had ended by itself after {fault.kind.value} of {fault.target}")
-                await self._fleet.start(name)
+                self.problems.append(f"{name} did not run after {fault.kind.value} of {fault.target}")
+                await self._start(name)
         try:
             await self._fleet.until_connected(timeout_s=RECOVERY_TIMEOUT_S)
         except TimeoutError:
             self.problems.append(
                 f"not all were connected again {RECOVERY_TIMEOUT_S:g} s after {fault.kind.value} of {fault.target}"
             )
+
+    async def _start(self, name: str) -> None:
+        try:
+            await self._fleet.start(name)
+        except ConfigError as error:
+            self.problems.append(error.message)
 
 
 async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:

@@ -10,6 +10,9 @@ PROC = Path("/proc")
 _SHARED_PREFIXES = ("/dev/shm/", "/memfd:")
 """Both are tmpfs: `/dev/shm` by name, memfd without one. The KV caches are memfds."""
 
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What reading says of a process that ends meanwhile."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
@@ -34,7 +37,7 @@ def read_figures(pid: int, *, proc: Path = PROC) -> ProcessFigures | None:
             num_threads=int(fields["Threads"]),
             shared_bytes=_shared_bytes((folder / "maps").read_text()),
         )
-    except (FileNotFoundError, ProcessLookupError):
+    except _GONE:
         return None
 
 
@@ -44,7 +47,7 @@ def descendants_of(pid: int, *, proc: Path = PROC) -> list[int]:
     for folder in proc.glob("[0-9]*"):
         try:
             parent = int(_status_fields(folder)["PPid"])
-        except (FileNotFoundError, ProcessLookupError):
+        except _GONE:
             continue
         children.setdefault(parent, []).append(int(folder.name))
     found: list[int] = []

@@ -109,10 +109,12 @@ class _Run:
             )
             group.create_task(load)
             group.create_task(self._disturber.run(over))
-            await is_set_within(self._stop, self._settings.duration_s / self._settings.num_rounds)
+            if await is_set_within(self._stop, self._settings.duration_s / self._settings.num_rounds):
+                self._say("stopping: the last requests and the last fault come to their ends")
             over.set()
         self._sampler.is_loaded = False
-        await self._sampler.take_idle_point(timeout_s=IDLE_TIMEOUT_S)
+        if not self._stop.is_set():
+            await self._sampler.take_idle_point(timeout_s=IDLE_TIMEOUT_S)
 
     async def _report_progress(self) -> None:
         while True:
