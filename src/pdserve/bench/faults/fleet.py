@@ -330,8 +330,10 @@ async def running_fleet(
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones, outside the range that the kernel takes ports of outgoing connections from: one of these could have
-    the port of a member that is away. Raises: `ConfigError` when there are not so many."""
+    """Different ones. No outgoing connection gets one of them, not even while its member is away.
+
+    Raises: `ConfigError` when there are not so many.
+    """
     ports: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         if len(ports) == count:
