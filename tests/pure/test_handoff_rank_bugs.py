@@ -1,4 +1,5 @@
-"""Bugs planted in what goes on between ranks, tensor parallel and data parallel: the random lives find each."""
+"""Bugs planted in what goes on between ranks, tensor parallel and data parallel: worlds of the simulator find
+each."""
 
 # pyright: reportPrivateUsage=false
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.pure.handoff_lives import require_found, require_found_when_calm
+from tests.pure.simulated_worlds import has_dp_ranks, has_ranks, require_found, require_found_when_calm
 
 from pdserve.fabric.port import RegionDescriptor
 from pdserve.ids import HandoffId
@@ -73,20 +74,20 @@ def to_another_rank(pairs: Pairs, source: KvSharding, target: KvSharding) -> Pai
 def test_ranks_that_nobody_writes_or_counts_are_found(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """The request runs without the KV of a rank."""
     plant_pairs(monkeypatch, change, is_counted=True)
-    require_found("RuleBroken: H1")
+    require_found("H1", where=has_ranks)
 
 
 @pytest.mark.parametrize("change", [without_the_last, to_first_replicas])
 def test_ranks_that_are_counted_but_not_written_are_found(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """The request never lands."""
     plant_pairs(monkeypatch, change, is_counted=False)
-    require_found_when_calm("RuleBroken: H7")
+    require_found_when_calm("H7")
 
 
 @pytest.mark.parametrize("change", [from_another_head, from_another_rank, to_another_head, to_another_rank])
 def test_heads_that_go_astray_are_found(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     plant_pairs(monkeypatch, change, is_counted=False)
-    require_found("RuleBroken: H3")
+    require_found("H3", where=has_ranks)
 
 
 def test_count_that_forgets_replicas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_count_that_forgets_replicas_is_found(monkeypatch: pytest.MonkeyPatch) -
         return num_rank_pairs(source, target) // target.num_replicas
 
     monkeypatch.setattr("pdserve.transfer.plan.num_rank_pairs", count)
-    require_found("RuleBroken: H1", "RuleBroken: H2")
+    require_found("H1", "H2", where=has_ranks)
 
 
 def test_count_by_our_sharding_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,7 @@ def test_count_by_our_sharding_alone_is_found(monkeypatch: pytest.MonkeyPatch) -
         return num_writes(target, target, **tokens)
 
     monkeypatch.setattr("pdserve.transfer.receiver.num_writes", count)
-    require_found_when_calm("RuleBroken: H1", "RuleBroken: H2")
+    require_found_when_calm("H1", "H2")
 
 
 @pytest.mark.parametrize("arming", ["_arm_pages", "_arm_tail"])
@@ -117,7 +118,7 @@ def test_write_to_another_data_parallel_rank_is_found(monkeypatch: pytest.Monkey
         handoff.target = own
 
     monkeypatch.setattr(Sender, arming, arm_elsewhere)
-    require_found("RuleBroken: H2", "RuleBroken: H3")
+    require_found("H2", "H3", where=has_dp_ranks)
 
 
 def test_pages_given_back_to_another_data_parallel_rank_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_pages_given_back_to_another_data_parallel_rank_are_found(monkeypatch: p
         handoff.dp_rank = own
 
     monkeypatch.setattr(Receiver, "_close", close_elsewhere)
-    require_found("RuleBroken: H2", "InternalError: page", "InternalError: tail slot")
+    require_found("H2", "InternalError: page", "InternalError: tail slot", where=has_dp_ranks)
 
 
 def test_outcome_given_to_another_data_parallel_rank_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_outcome_given_to_another_data_parallel_rank_is_found(monkeypatch: pytes
         return take_outcomes(self, (dp_rank + 1) % len(self._destinations))
 
     monkeypatch.setattr(Receiver, "take_outcomes", take_others)
-    require_found("RuleBroken: H2", "RuleBroken: H7", "InternalError: page", "InternalError: tail slot")
+    require_found("H2", "H7", "InternalError: page", "InternalError: tail slot", where=has_dp_ranks)
 
 
 def test_region_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +149,4 @@ def test_region_that_is_not_fenced_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         return exposures_of(regions)[1:]
 
     monkeypatch.setattr("pdserve.transfer.receiver.exposures_of", all_but_the_first)
-    require_found("RuleBroken: H2")
+    require_found("H2", "H7")

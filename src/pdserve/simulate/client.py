@@ -8,7 +8,7 @@ from pdserve.gateway.failures import Failure
 from pdserve.kv.layout import KvLayout
 from pdserve.simulate.model import reference_answer
 from pdserve.simulate.referee import RuleBroken
-from pdserve.wire.cluster import Delta
+from pdserve.wire.cluster import Delta, PrefillPlace
 
 TIMED_OUT_STATUS = 504
 TEMPORARY_STATUSES = (429, 503)
@@ -30,6 +30,8 @@ class Client:
     depends_on: set[str] = field(default_factory=set[str])
     """Workers that it was sent to, or that were to prefill it."""
     has_asked: bool = False
+    place: PrefillPlace | None = None
+    """Where its prompt was computed, as its answer says."""
     on_refused: Callable[[float], None] | None = None
     """Told after how many seconds to come back; None: this client does not."""
 
@@ -43,6 +45,7 @@ class Client:
 
     def hear(self, delta: Delta) -> None:
         """H8: no token but the model's. H9: nothing after the end."""
+        self.place = delta.prefill or self.place
         answer = self.answers.setdefault(delta.choice_index, [])
         answer += delta.token_ids
         if tuple(answer) != self.wanted[: len(answer)]:

@@ -163,7 +163,7 @@ def _arrival(draw: random.Random, span_ns: int) -> Arrival:
         prompt=tuple(draw.randrange(VOCABULARY) for _ in range(num_tokens)),
         max_tokens=draw.randint(1, MAX_ANSWER_TOKENS),
         num_choices=draw.choice([1, 1, 1, 1, 2]),
-        timeout_ns=draw.choice([50 * NS_PER_MS, PATIENT_NS, PATIENT_NS, PATIENT_NS]),
+        timeout_ns=draw.choice([draw.randint(2, 100) * NS_PER_MS, PATIENT_NS, PATIENT_NS, PATIENT_NS]),
         leaves_after_ns=draw.randint(0, 100 * NS_PER_MS) if draw.random() < 0.25 else None,
         num_retries=draw.choice([0, 0, 0, 1, 3]),
     )
