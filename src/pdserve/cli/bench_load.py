@@ -88,10 +88,13 @@ class _Plan:
             raise ConfigError(f"--max-in-flight must be 1 or more, not {arguments.max_in_flight}")
         if not 0 < arguments.deadline < math.inf:
             raise ConfigError(f"--deadline must be seconds, over 0, not {arguments.deadline}")
+        load = requested_load(arguments)
+        if arguments.capacity and not load.has_rate:
+            raise ConfigError("--capacity needs requests that come at different instants: two at least")
         return cls(
             url=arguments.url.rstrip("/"),
             out=arguments.out,
-            load=requested_load(arguments),
+            load=load,
             objective=objective,
             model=arguments.model,
             finds_capacity=arguments.capacity,
@@ -107,12 +110,12 @@ class _Bench:
 
     async def run(self, stop: asyncio.Event) -> None:
         plan, api_key = self._plan, environment.api_key()
+        _make_folder(plan.out)
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_connect=30)
         ) as session:
             target = await look_at(session, plan.url, model=plan.model, api_key=api_key, text=NATURAL_TEXT.read_text())
             configuration = {**self._configuration(target), **_too_long(plan.load.requests, target)}
-            _make_folder(plan.out)
             runner = LoadRunner(
                 session,
                 plan.url,

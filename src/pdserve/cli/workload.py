@@ -24,8 +24,13 @@ class Load:
     """What it was made from, for the result."""
 
     @property
+    def has_rate(self) -> bool:
+        """Two requests at least come at different instants."""
+        return self.requests[-1].arrival_s > self.requests[0].arrival_s
+
+    @property
     def rate_per_s(self) -> float:
-        """The mean rate of its arrivals. Requires: two requests that come at different instants."""
+        """The mean rate of its arrivals. Requires: `has_rate`."""
         return (len(self.requests) - 1) / (self.requests[-1].arrival_s - self.requests[0].arrival_s)
 
 
