@@ -7,20 +7,26 @@ from pdserve.bench.handoff_trace import HandoffTrace, figures, layer_spans
 from pdserve.bench.report.chart import Axis, short
 from pdserve.telemetry.trace import Span
 
-WIDTH, LEFT, RIGHT, TOP = 1160, 110, 16, 30
+WIDTH, LEFT, RIGHT, TOP = 1160, 110, 16, 44
 LANE_HEIGHT, LANE_STEP, LANDED_HEIGHT = 34, 42, 70
 MIN_BAR_WIDTH = 0.6
 """A push takes a fraction of a pixel, and must be seen."""
+
+SHOWN_PAST_FIRST_TOKEN = 0.25
+"""Of the time to the first token: some decode steps are enough."""
 
 
 def handoff_timeline(trace: HandoffTrace) -> str:
     """A `figure`. Raises: `InternalError` when the request was not handed over."""
     summary = figures(trace)
-    lanes = _lanes(trace)
-    landings = [(span.start_ns - trace.start_ns) / 1e6 for span in trace.track("landings")]
-    first_token_ms = (trace.first_token_ns - trace.start_ns) / 1e6
-    ends = [_ms(trace, span.end_ns) for _, spans, _ in lanes for span in spans]
-    time = Axis(label="ms since the client sent the request", start=0.0, stop=max(first_token_ms, *ends, *landings))
+    landings = [_ms(trace, span.start_ns) for span in trace.track("landings")]
+    first_token_ms = _ms(trace, trace.first_token_ns)
+    stop_ms = (1 + SHOWN_PAST_FIRST_TOKEN) * first_token_ms
+    time = Axis(label="ms since the client sent the request", start=0.0, stop=stop_ms)
+    lanes = [
+        (name, [span for span in spans if _ms(trace, span.start_ns) < stop_ms], color)
+        for name, spans, color in _lanes(trace)
+    ]
     title = (
         f"One handoff of {summary.num_tokens} tokens: {summary.num_writes} writes, "
         f"{100 * summary.landed_before_end_share:.1f}% landed before the last forward pass ended, "
