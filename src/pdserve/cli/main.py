@@ -24,6 +24,8 @@ COMMANDS = {
     "bench-engine": "pdserve.cli.bench_engine",
     "bench-serving": "pdserve.cli.bench_serving",
     "bench-decoding": "pdserve.cli.bench_decoding",
+    "profile": "pdserve.cli.profile",
+    "plan": "pdserve.cli.plan",
 }
 """Each module offers `add_parser(subparsers)` and `run(arguments) -> int`."""
 

@@ -16,8 +16,9 @@ class Hardware:
     """What the `aiconfigurator-core` package calls it."""
     memory_bytes: float
     memory_bytes_per_s: float
-    flops_by_param_bytes: dict[int, float]
-    """Dense, of tensor cores, by the bytes of the numbers multiplied."""
+    fp8_flops: float
+    """A second, dense, of tensor cores; those of bfloat16 where there are none for FP8."""
+    bfloat16_flops: float
     peer_bytes_per_s: float
     """To the other accelerators of its node, one way."""
     network_bytes_per_s: float
@@ -34,7 +35,8 @@ HARDWARE = {
             table_system="h200_sxm",
             memory_bytes=141 * GB,
             memory_bytes_per_s=4800 * GB,
-            flops_by_param_bytes={1: 1979e12, 2: 989e12},
+            fp8_flops=1979e12,
+            bfloat16_flops=989e12,
             peer_bytes_per_s=450 * GB,
             network_bytes_per_s=50 * GB,
             num_in_node=8,
@@ -45,7 +47,8 @@ HARDWARE = {
             table_system="h100_sxm",
             memory_bytes=80 * GB,
             memory_bytes_per_s=3350 * GB,
-            flops_by_param_bytes={1: 1979e12, 2: 989e12},
+            fp8_flops=1979e12,
+            bfloat16_flops=989e12,
             peer_bytes_per_s=450 * GB,
             network_bytes_per_s=50 * GB,
             num_in_node=8,
@@ -56,8 +59,8 @@ HARDWARE = {
             table_system="a100_sxm",
             memory_bytes=80 * GB,
             memory_bytes_per_s=2039 * GB,
-            # No FP8: its numbers are multiplied as bfloat16.
-            flops_by_param_bytes={1: 312e12, 2: 312e12},
+            fp8_flops=312e12,
+            bfloat16_flops=312e12,
             peer_bytes_per_s=300 * GB,
             network_bytes_per_s=25 * GB,
             num_in_node=8,

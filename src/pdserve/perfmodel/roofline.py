@@ -27,8 +27,8 @@ COUNTS = tuple(2**power for power in range(16))
 def roofline_model(placement: Placement) -> FittedModel:
     """An estimate. Requires: the weights fit."""
     hardware, shape, tp = placement.hardware, placement.shape, placement.tensor_parallel_size
-    flops_per_s = FLOPS_SHARE * hardware.flops_by_param_bytes[shape.param_bytes]
-    attention_flops_per_s = FLOPS_SHARE * hardware.flops_by_param_bytes[2]
+    flops_per_s = FLOPS_SHARE * (hardware.fp8_flops if shape.param_bytes == 1 else hardware.bfloat16_flops)
+    attention_flops_per_s = FLOPS_SHARE * hardware.bfloat16_flops
     memory_bytes_per_s = BANDWIDTH_SHARE * hardware.memory_bytes_per_s
     return FittedModel(
         provenance=(
@@ -55,9 +55,8 @@ def roofline_model(placement: Placement) -> FittedModel:
 
 
 def push_curve(placement: Placement) -> Curve:
-    """Of one rank's KV over the network. All accelerators of a worker push at once, each its own heads."""
-    num_senders = min(placement.tensor_parallel_size, placement.shape.num_kv_heads)
-    bytes_per_s = LINK_SHARE * placement.hardware.network_bytes_per_s * num_senders
+    """Of one rank's KV over the network, through the adapter that each accelerator has for itself."""
+    bytes_per_s = LINK_SHARE * placement.hardware.network_bytes_per_s
     return Curve(counts=(0, 10**9), seconds=(PUSH_S, PUSH_S + 10**9 / bytes_per_s))
 
 
