@@ -3,12 +3,17 @@
 import argparse
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdserve.bench.load.result import LoadResult
+from pdserve.bench.report.compare import read_result
+from pdserve.cli.simulate_validation import compare_runs, workload_of
+from pdserve.cli.workload import requested_load
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
 from pdserve.perfmodel.fitted import FittedModel, affine_model
@@ -21,8 +26,7 @@ from pdserve.simulate.fleet.simulation import simulate_fleet
 from pdserve.simulate.fleet.validation import figures_of
 from pdserve.units import MIB
 from pdserve.workload.request import WorkloadRequest
-from pdserve.workload.synthetic import SyntheticWorkload, parse_synthetic
-from pdserve.workload.trace import TraceFormat, read_trace
+from pdserve.workload.scaling import with_stretched_time
 
 DEFAULT_PREFILL_SHARE = 0.25
 DEFAULT_REQUESTS = 10_000
@@ -53,11 +57,12 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--decode-workers", type=int, metavar="D", help="so many that decode")
     fleet.add_argument("--colocated", action="store_true", help="all workers prefill and decode their own requests")
     fleet.add_argument(
-        "--requests", type=int, metavar="M", help=f"how many (default: {DEFAULT_REQUESTS}, or the trace)"
+        "--requests", type=int, metavar="M", help=f"how many, the first of a trace (default: {DEFAULT_REQUESTS})"
     )
     load = fleet.add_mutually_exclusive_group()
-    load.add_argument("--workload", metavar="synthetic:SPEC", help="such as synthetic:prompt=512,output=64,rate=100")
+    load.add_argument("--workload", metavar="synthetic:SPEC", help="as in synthetic:prompt=512,output=64,rate=100")
     load.add_argument("--trace", metavar="FORMAT:FILE", help="mooncake, azure or burstgpt, as their publishers ship it")
+    load.add_argument("--validate", type=Path, metavar="RESULT.json", help="of `pdserve bench`: run it again, compare")
     fleet.add_argument(
         "--rate", type=float, metavar="R", help=f"requests a second (default: {DEFAULT_LOAD_SHARE:g} of the capacity)"
     )
@@ -71,8 +76,10 @@ def is_fleet(arguments: argparse.Namespace) -> bool:
 
 
 def run_fleet(arguments: argparse.Namespace) -> int:
+    """1: not as near to a measured run as it must be."""
     plan, perf = _plan(arguments), _perf(arguments.perf)
-    workload = _workload(arguments, plan, perf)
+    measured = _read_measured(arguments)
+    workload = _workload(arguments, plan, perf) if measured is None else workload_of(measured)
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     result = simulate_fleet(plan, workload, perf)
     wall_s, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
@@ -80,11 +87,15 @@ def run_fleet(arguments: argparse.Namespace) -> int:
     for line in summary_lines(result):
         print(line)
     print(f"times: {next(iter(perf.values())).provenance}")
+    comparisons = [] if measured is None else compare_runs(measured, result)
+    for comparison in comparisons:
+        print(comparison)
+    verdict = "ok" if all(comparison.is_near for comparison in comparisons) else "failed"
     print(
-        f"simulate: ok workers={plan.num_workers} requests={result.num_requests} refused={result.num_refused} "
+        f"simulate: {verdict} workers={plan.num_workers} requests={result.num_requests} refused={result.num_refused} "
         f"wall_s={wall_s:.1f} cpu_s={cpu_s:.1f} peak_mib={peak_mib:.0f}"
     )
-    return 0
+    return 0 if verdict == "ok" else 1
 
 
 def summary_lines(result: FleetResult) -> list[str]:
@@ -120,7 +131,7 @@ def _counts(arguments: argparse.Namespace) -> dict[Role, int]:
         if share is not None:
             raise ConfigError("--colocated workers are all alike; leave --prefill-share out")
         return {Role.BOTH: num_workers}
-    num_prefill = round(num_workers * (DEFAULT_PREFILL_SHARE if share is None else share))
+    num_prefill = max(1, round(num_workers * DEFAULT_PREFILL_SHARE)) if share is None else round(num_workers * share)
     if not 1 <= num_prefill < num_workers:
         raise ConfigError(f"{num_prefill} of {num_workers} workers would prefill; leave at least 1 for each role")
     return {Role.PREFILL: num_prefill, Role.DECODE: num_workers - num_prefill}
@@ -136,43 +147,39 @@ def _perf(path: Path | None) -> dict[Role, PerfModel]:
     return dict.fromkeys(Role, model)
 
 
-def _workload(arguments: argparse.Namespace, plan: FleetPlan, perf: dict[Role, PerfModel]) -> list[WorkloadRequest]:
-    num_requests, seed = arguments.requests, arguments.seed or 0
-    if num_requests is not None and num_requests < 1:
-        raise ConfigError("--requests must be at least 1")
-    if arguments.trace is not None:
-        if arguments.rate is not None:
-            raise ConfigError("a trace has its own rate; leave --rate out")
-        return _read_trace(arguments.trace, seed=seed)[:num_requests]
-    if arguments.workload is not None:
-        kind, _, text = arguments.workload.partition(":")
-        if kind != "synthetic":
-            raise ConfigError(f"--workload {arguments.workload} is none; write synthetic:prompt=512,output=64,rate=100")
-        load = parse_synthetic(text, default_seed=seed)
-    else:
-        load = SyntheticWorkload(
-            num_prompt_tokens=DEFAULT_PROMPT_TOKENS,
-            num_output_tokens=DEFAULT_OUTPUT_TOKENS,
-            rate_per_s=DEFAULT_LOAD_SHARE
-            * capacity_per_s(
-                plan, perf, num_prompt_tokens=DEFAULT_PROMPT_TOKENS, num_output_tokens=DEFAULT_OUTPUT_TOKENS
-            ),
-            seed=seed,
-        )
-    if arguments.rate is not None:
-        if not 0 < arguments.rate < float("inf"):
-            raise ConfigError("--rate is in requests a second and must be over 0")
-        load = replace(load, rate_per_s=arguments.rate)
-    return load.requests(num_requests or DEFAULT_REQUESTS)
+def _read_measured(arguments: argparse.Namespace) -> LoadResult | None:
+    if arguments.validate is None:
+        return None
+    if arguments.rate is not None or arguments.requests is not None:
+        raise ConfigError("--validate has its own requests; leave --rate and --requests out")
+    return read_result(arguments.validate)
 
 
-def _read_trace(spec: str, *, seed: int) -> list[WorkloadRequest]:
-    kind, colon, name = spec.partition(":")
-    formats = {each.value: each for each in TraceFormat}
-    if not colon or kind not in formats:
-        raise ConfigError(f"--trace {spec} names no format; write one of {', '.join(formats)}, a colon, and the file")
-    try:
-        with Path(name).open(encoding="utf-8") as lines:
-            return list(read_trace(formats[kind], lines, seed=seed).requests)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} can't be read: {error}") from error
+def _workload(arguments: argparse.Namespace, plan: FleetPlan, perf: dict[Role, PerfModel]) -> Sequence[WorkloadRequest]:
+    rate_per_s: float | None = arguments.rate
+    if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
+        raise ConfigError("--rate is in requests a second and must be over 0")
+    if arguments.workload is not None or arguments.trace is not None:
+        load = requested_load(_load_arguments(arguments))
+        if rate_per_s is None or not load.has_rate:
+            return load.requests
+        return with_stretched_time(load.requests, load.rate_per_s / rate_per_s)
+    num_prompt, num_output = DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS
+    if rate_per_s is None:
+        capacity = capacity_per_s(plan, perf, num_prompt_tokens=num_prompt, num_output_tokens=num_output)
+        rate_per_s = DEFAULT_LOAD_SHARE * capacity
+    keys = f"prompt={num_prompt},output={num_output},rate={rate_per_s!r}"
+    return requested_load(_load_arguments(arguments, workload=f"synthetic:{keys}")).requests
+
+
+def _load_arguments(arguments: argparse.Namespace, **given: str) -> argparse.Namespace:
+    """As `requested_load` wants them."""
+    flags = {
+        "workload": arguments.workload,
+        "trace": arguments.trace,
+        "requests": DEFAULT_REQUESTS if arguments.requests is None else arguments.requests,
+        "seed": arguments.seed or 0,
+        "scale_length": 1.0,
+        "stretch": 1.0,
+    }
+    return argparse.Namespace(**{**flags, **given})
