@@ -99,7 +99,7 @@ class Worker:
         )  # fmt: skip
         info = EngineInfo(
             sharding=SHARDING, num_pages=NUM_PAGES, num_tail_slots=NUM_TAIL_SLOTS, tail_slot_bytes=TAIL_BYTES,
-            max_model_len=64, model_fingerprint="sums", pids=(),
+            max_model_len=64, vocab_size=26, model_fingerprint="sums", pids=(),
         )  # fmt: skip
         self.identity = Identity(
             worker_id=WorkerId(role.value), incarnation=Incarnation(len(network.fabrics)), model_fingerprint="sums",

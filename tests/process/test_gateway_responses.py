@@ -298,7 +298,8 @@ async def test_response_whose_client_does_not_read_is_aborted() -> None:
             await asyncio.sleep(0)
 
     bounds: dict[str, Any] = {"max_buffered_deltas": 10_000, "write_timeout_s": 0.3}
-    async with gateway(**bounds) as running, joined(running.url, join_message("d0"), flooding) as worker:
+    join = join_message("d0", max_model_len=4096)
+    async with gateway(**bounds) as running, joined(running.url, join, flooding) as worker:
         body = json.dumps({"model": "smol", "input": "x", "stream": True})
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -57,7 +57,7 @@ async def test_messages_with_calls_can_be_sent_back() -> None:
             message,
             {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "12"},
         ]
-        await client.chat.completions.create(model="smol", messages=messages, max_tokens=1)
+        await client.chat.completions.create(model="smol", messages=messages, max_tokens=16)
         _, second = worker.generates.get_nowait(), worker.generates.get_nowait()
         assert bytes(second.prompt_token_ids).endswith(b"</tool_call><user><tool_response>\n12\n</tool_response>")
 
@@ -66,14 +66,14 @@ async def test_forced_call_and_structure_reach_the_worker_as_grammars() -> None:
     async with gateway() as running, joined(running.url, join_message("d0", max_model_len=2000)) as worker:
         client = running.client()
         await client.chat.completions.create(
-            model="smol", messages=CHAT, tools=TOOLS, tool_choice="required", max_tokens=1
+            model="smol", messages=CHAT, tools=TOOLS, tool_choice="required", max_tokens=16
         )
         await client.chat.completions.create(
-            model="smol", messages=CHAT, response_format={"type": "json_object"}, max_tokens=1
+            model="smol", messages=CHAT, response_format={"type": "json_object"}, max_tokens=16
         )
         await client.completions.create(model="smol", prompt="x", extra_body={"guided_regex": "a+"})
         await client.chat.completions.create(
-            model="smol", messages=CHAT, max_tokens=1, extra_body={"skip_special_tokens": False}
+            model="smol", messages=CHAT, max_tokens=16, extra_body={"skip_special_tokens": False}
         )
         asked = [worker.generates.get_nowait().sampling for _ in range(4)]
         assert [sampling.grammar is None for sampling in asked] == [False, False, False, True]
