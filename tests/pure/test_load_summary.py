@@ -79,31 +79,9 @@ def test_summary_of_any_requests_equals_the_slow_one(requests: list[SentRequest]
     unfinished = sum(request.ended_s is None for request in requests)
     assert summary.num_completed + summary.num_refused + summary.num_failed + unfinished == len(requests)
 
-    ttfts: list[float] = []
-    tpots: list[float] = []
-    gaps: list[float] = []
-    worst: list[float] = []
-    e2e: list[float] = []
-    for request in requests:
-        tokens = list(request.token_s)
-        if tokens:
-            ttfts.append(tokens[0] - request.sent_s)
-        if len(tokens) > 1:
-            own = [tokens[number + 1] - tokens[number] for number in range(len(tokens) - 1)]
-            tpots.append(sum(own) / len(own))
-            gaps.extend(own)
-            worst.append(max(own))
-        if slow_is_good(request, Objective()):
-            e2e.append(tokens[-1] - request.sent_s)
-    for found, samples in (
-        (summary.ttft, ttfts),
-        (summary.tpot, tpots),
-        (summary.itl, gaps),
-        (summary.worst_gap, worst),
-        (summary.e2e, e2e),
-        (summary.lateness, [request.sent_s - request.due_s for request in requests]),
-    ):
-        check_distribution(found, samples)
+    expected = slow_samples(requests)
+    for name in ("ttft", "tpot", "itl", "worst_gap", "e2e", "lateness"):
+        check_distribution(getattr(summary, name), expected[name])
 
     good = sum(slow_is_good(request, objective) for request in requests)
     if objective == Objective() or not requests:
@@ -114,6 +92,24 @@ def test_summary_of_any_requests_equals_the_slow_one(requests: list[SentRequest]
         assert summary.goodput_per_s * summary.duration_s == pytest.approx(good if summary.duration_s else 0.0)
     num_tokens = sum(len(request.token_s) for request in requests) if summary.duration_s else 0.0
     assert summary.output_tokens_per_s * summary.duration_s == pytest.approx(num_tokens)
+
+
+def slow_samples(requests: list[SentRequest]) -> dict[str, list[float]]:
+    """By the field of the summary."""
+    found: dict[str, list[float]] = {name: [] for name in ("ttft", "tpot", "itl", "worst_gap", "e2e", "lateness")}
+    for request in requests:
+        tokens = list(request.token_s)
+        found["lateness"].append(request.sent_s - request.due_s)
+        if tokens:
+            found["ttft"].append(tokens[0] - request.sent_s)
+        if len(tokens) > 1:
+            own = [tokens[number + 1] - tokens[number] for number in range(len(tokens) - 1)]
+            found["tpot"].append(sum(own) / len(own))
+            found["itl"].extend(own)
+            found["worst_gap"].append(max(own))
+        if slow_is_good(request, Objective()):
+            found["e2e"].append(tokens[-1] - request.sent_s)
+    return found
 
 
 def check_distribution(found: Distribution | None, samples: list[float]) -> None:

@@ -8,6 +8,7 @@ from pdserve.telemetry.draft_counters import DraftCounters
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms
 from pdserve.telemetry.pass_clock import PassClock
+from pdserve.telemetry.rank_gauges import RankGauges
 from pdserve.telemetry.total import Total
 
 WORKER_INTERVALS = (
@@ -43,13 +44,7 @@ class WorkerMetrics:
             Counter("pdserve:stale_immediates_total", "Immediates of a closed handoff.", registry=registry)
         )
         self._pushes = Gauge("pdserve:pushes_in_flight", "Writes posted and not completed.", registry=registry)
-        ranked = ("dp_rank",)
-        self._running = Gauge("pdserve:sequences_running", "Sequences in passes.", ranked, registry=registry)
-        self._waiting = Gauge("pdserve:sequences_waiting", "Sequences not started yet.", ranked, registry=registry)
-        self._free_pages = Gauge("pdserve:free_pages", "Pages nobody holds.", ranked, registry=registry)
-        self._quarantined = Gauge(
-            "pdserve:quarantined_pages", "Pages a lost peer may still write to.", ranked, registry=registry
-        )
+        self.ranks = RankGauges(registry)
         self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.drafts = DraftCounters(registry)
         self.passes = PassClock(registry)
@@ -90,14 +85,6 @@ class WorkerMetrics:
 
     def observe_handoff(self, outcome: str) -> None:
         self._handoffs.labels(outcome=outcome).inc()
-
-    def set_load(
-        self, dp_rank: int, *, num_running: int, num_waiting: int, num_free_pages: int, num_quarantined_pages: int
-    ) -> None:
-        self._running.labels(dp_rank).set(num_running)
-        self._waiting.labels(dp_rank).set(num_waiting)
-        self._free_pages.labels(dp_rank).set(num_free_pages)
-        self._quarantined.labels(dp_rank).set(num_quarantined_pages)
 
     def set_stale_messages(self, *, num_from_gateway: int, num_from_decode: int, num_from_prefill: int) -> None:
         """Totals since the worker started."""

@@ -128,7 +128,7 @@ class Driver:
         """Bring the gauges up to date; called when somebody looks."""
         stats = self._fabric.stats()
         for dp_rank, load in enumerate(self.core.loads()):
-            self._metrics.set_load(
+            self._metrics.ranks.set(
                 dp_rank,
                 num_running=load.num_running,
                 num_waiting=load.num_waiting,
