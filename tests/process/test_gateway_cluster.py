@@ -12,6 +12,7 @@ from tests.process.scripted_worker import DEFAULT_LOAD, join_message, joined, sh
 from pdserve.clock import VirtualClock
 from pdserve.config.role import Role
 from pdserve.errors import AuthenticationError, PeerLost
+from pdserve.gateway import hub
 from pdserve.ids import Incarnation, WorkerId
 from pdserve.units import NS_PER_S
 from pdserve.wire.cluster import JoinRefused, Leave, Load, PrefillTarget, WorkerHeartbeat
@@ -54,6 +55,13 @@ async def test_worker_that_does_not_begin_with_join_is_disconnected() -> None:
             await shake_hands(session, running.url, heartbeat)
         assert (await running.get("/workers"))[1]["workers"] == []
         assert await running.metric("pdserve:protocol_errors_total") == 1
+
+
+async def test_worker_that_connects_and_says_nothing_is_disconnected_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "HANDSHAKE_TIMEOUT_S", 0.1)
+    async with gateway() as running, running.session.ws_connect(f"{running.url}/cluster") as connection:
+        assert (await connection.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
+        assert (await running.get("/workers"))[1]["workers"] == []
 
 
 async def test_superseded_worker_is_disconnected_and_can_not_come_back() -> None:

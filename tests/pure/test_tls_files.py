@@ -6,6 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from tests.pure.certificates import Authority
 
 from pdserve.cli.tls import add_tls_flags, requested_tls, tls_flags
@@ -60,6 +66,15 @@ def test_file_that_is_missing_or_no_pem_is_named(files: TlsFiles, tmp_path: Path
 def test_key_of_another_certificate_is_refused(authority: Authority, files: TlsFiles) -> None:
     with pytest.raises(ConfigError, match=r"--tls-key .*other\.key is not the key of --tls-cert"):
         load_tls(replace(files, key=authority.files("other").key))
+
+
+def test_key_with_a_passphrase_is_refused(files: TlsFiles, tmp_path: Path) -> None:
+    """Nobody is asked for one: a worker that waits for a terminal never starts."""
+    key = load_pem_private_key(Path(files.key).read_bytes(), password=None)
+    encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"sesame"))
+    (tmp_path / "encrypted.key").write_bytes(encrypted)
+    with pytest.raises(ConfigError, match=r"encrypted\.key is encrypted; write it without a passphrase"):
+        load_tls(replace(files, key=str(tmp_path / "encrypted.key")))
 
 
 def test_certificate_that_expired_is_refused(authority: Authority) -> None:
