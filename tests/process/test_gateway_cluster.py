@@ -44,6 +44,7 @@ async def test_join_with_a_wrong_secret_is_refused() -> None:
         for secret in (None, "wrong"):
             with pytest.raises(AuthenticationError):
                 await shake_hands(running.session, running.url, join_message("d0"), secret=secret)
+        assert await running.metric("pdserve:authentications_refused_total", credential="cluster_secret") == 2
         async with joined(running.url, join_message("d0"), secret="right"):
             assert (await running.get("/ready"))[0] == 200
 

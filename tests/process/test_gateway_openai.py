@@ -298,6 +298,7 @@ async def test_wrong_api_key_is_a_401_and_the_right_one_is_not() -> None:
     async with gateway(api_key="right") as running, joined(running.url, join_message("d0")):
         with pytest.raises(openai.AuthenticationError):
             await running.client("wrong").models.list()
+        assert await running.metric("pdserve:authentications_refused_total", credential="api_key") == 1
         assert (await running.client("right").completions.create(model="smol", prompt="x")).choices
         assert (await running.get("/live"))[0] == 200
 
