@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,12 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
     )
     try:
         asyncio.run(_run_all(bench, chosen, num_fleets=arguments.fleets))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     finally:
         print(last_line(results), flush=True)
     return 0 if is_flawless(results) else 1
 
 
 async def _run_all(bench: Bench, chosen: "_Chosen", *, num_fleets: int) -> None:
+    # As Ctrl-C does: without it, network namespaces would be left behind.
+    this = asyncio.ensure_future(_run_chosen(bench, chosen, num_fleets=num_fleets))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    await this
+
+
+async def _run_chosen(bench: Bench, chosen: "_Chosen", *, num_fleets: int) -> None:
     if chosen.of_processes:
         await bench.run_cases(chosen.of_processes, num_fleets=num_fleets)
     if chosen.of_links:

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 
 from pdserve.bench.faults.fleet import GATEWAY, Site
 
-NETWORK = "198.18.77"
 COMMAND_TIMEOUT_S = 20.0
 
 
@@ -24,28 +23,29 @@ class Links:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._bridge = f"pds{os.getpid()}"
+        self._network = f"198.18.{os.getpid() % 256}"
         self._indices = {name: index for index, name in enumerate(names, start=2)}
 
     @property
     def sites(self) -> dict[str, Site]:
         """Where the members of a fleet are to run."""
         workers = {
-            name: Site(host=f"{NETWORK}.{index}", wrapper=("ip", "netns", "exec", self._namespace(name)))
+            name: Site(host=f"{self._network}.{index}", wrapper=("ip", "netns", "exec", self._namespace(name)))
             for name, index in self._indices.items()
         }
-        return {GATEWAY: Site(host=f"{NETWORK}.1"), **workers}
+        return {GATEWAY: Site(host=f"{self._network}.1"), **workers}
 
     def open(self) -> None:
         """Raises: `NoLinks` when this machine does not allow it; `close` is needed all the same."""
         _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"{NETWORK}.1/24", "dev", self._bridge)
+        _ip("address", "add", f"{self._network}.1/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for name, index in self._indices.items():
             namespace, near = self._namespace(name), self._near_end(name)
             _ip("netns", "add", namespace)
             _ip("link", "add", near, "type", "veth", "peer", "name", "far", "netns", namespace)
             _ip("link", "set", near, "master", self._bridge, "up")
-            _ip("-n", namespace, "address", "add", f"{NETWORK}.{index}/24", "dev", "far")
+            _ip("-n", namespace, "address", "add", f"{self._network}.{index}/24", "dev", "far")
             _ip("-n", namespace, "link", "set", "far", "up")
             _ip("-n", namespace, "link", "set", "lo", "up")
 
