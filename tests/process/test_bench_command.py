@@ -56,6 +56,7 @@ async def test_bench_of_a_mooncake_trace_writes_result_and_report(apart: Running
     assert result.handoff["num_traced"] >= 1
     assert 0 < result.handoff["hidden_share_mean"] <= 1
     assert result.configuration["trace"].startswith("each arrival at random")
+    assert result.configuration["prompt tokens"] == "of a natural text, shuffled"
     report = (tmp_path / "report.html").read_text()
     assert "Load report" in report and "One handoff" in report
     assert re.search(r"^objective met by 100.0%", command.stdout, re.MULTILINE)

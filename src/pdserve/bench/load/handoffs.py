@@ -1,5 +1,6 @@
 """What the handoffs of a load showed of their overlap with compute, from a sample that was traced."""
 
+import asyncio
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from pdserve.errors import PdserveError
 
 NUM_TRACED = 16
 """Requests of a load; a worker remembers 64."""
+COLLECT_TIMEOUT_S = 10.0
+"""Of one trace, from all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +32,15 @@ async def collect_handoffs(
         if answer.finish_reason is None or not answer.token_ns:
             continue
         try:
-            trace = await collect(
-                client,
-                session,
-                request_id=answer.answer_id,
-                sent_ns=answer.sent_ns,
-                first_token_ns=answer.token_ns[0],
-                secret=secret,
-            )
+            async with asyncio.timeout(COLLECT_TIMEOUT_S):
+                trace = await collect(
+                    client,
+                    session,
+                    request_id=answer.answer_id,
+                    sent_ns=answer.sent_ns,
+                    first_token_ns=answer.token_ns[0],
+                    secret=secret,
+                )
             found.append(TracedHandoff(trace=trace, figures=figures(trace)))
         except PdserveError:
             continue  # prefilled where it was decoded

@@ -1,5 +1,6 @@
 """How busy each pool of workers was, from what the workers count."""
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ import aiohttp
 from pdserve.bench.api_client import ApiClient
 
 PASS_SECONDS = "pdserve:pass_seconds_total"
+READ_TIMEOUT_S = 10.0
+"""For all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +29,24 @@ class PoolReading:
 async def read_pools(client: ApiClient, session: aiohttp.ClientSession, *, secret: str | None) -> PoolReading | None:
     """None where the workers can't be asked from here: no secret, or no way to them."""
     headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            return await _read(client, session, headers)
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+async def _read(client: ApiClient, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> PoolReading:
     roles: dict[str, str] = {}
     num_ranks: dict[str, int] = {}
     pass_s: dict[str, float] = {}
     instant_s = time.monotonic()
-    try:
-        for worker in await client.workers():
-            async with session.get(f"{worker['url']}/metrics", headers=headers) as response:
-                response.raise_for_status()
-                found = pass_seconds(await response.text())
-            name = worker["worker_id"]
-            roles[name], num_ranks[name], pass_s[name] = worker["role"], len(worker["ranks"]), found
-    except (aiohttp.ClientError, TimeoutError):
-        return None
+    for worker in await client.workers():
+        async with session.get(f"{worker['url']}/metrics", headers=headers) as response:
+            response.raise_for_status()
+            found = pass_seconds(await response.text())
+        name = worker["worker_id"]
+        roles[name], num_ranks[name], pass_s[name] = worker["role"], len(worker["ranks"]), found
     return PoolReading(instant_s=instant_s, roles=roles, num_ranks=num_ranks, pass_s=pass_s)
 
 

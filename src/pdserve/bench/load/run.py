@@ -73,7 +73,7 @@ class LoadRunner:
         finally:
             progress.cancel()
             await asyncio.gather(progress, return_exceptions=True)
-        disturbance = disturbance_between(machine, read_counters())
+        disturbance, busy = disturbance_between(machine, read_counters()), busy_shares(pools, await self._read_pools())
         handoffs = await collect_handoffs(self._client, self._session, sender.traced, secret=self._secret)
         cut_short = {"cut short": f"after {len(sent)} of {len(requests)} requests"} if stop.is_set() else {}
         result = LoadResult(
@@ -84,7 +84,7 @@ class LoadRunner:
             objective=objective,
             summary=summarise(sent, objective),
             disturbance=disturbance,
-            pools=busy_shares(pools, await self._read_pools()),
+            pools=busy,
             handoff=handoff_summary(handoffs),
             requests=tuple(sent),
         )

@@ -1,5 +1,6 @@
 """What a run comes to, in a few lines for a terminal."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ from pdserve.bench.load.capacity import ATTAINMENT_AIM, Capacity
 from pdserve.bench.load.result import Distribution, LoadResult
 
 NUM_ERRORS_SHOWN = 3
+MAX_ERROR_LENGTH = 200
 
 
 def summary_lines(result: LoadResult) -> list[str]:
@@ -60,7 +62,7 @@ def _surroundings(result: LoadResult) -> Iterator[str]:
 
 
 def _errors(result: LoadResult) -> Iterator[str]:
-    """The most frequent ones; requests differ, so do their messages, and some of each kind are enough."""
-    counts = Counter(request.error for request in result.requests if request.error is not None)
+    """The most frequent ones, each on one line: a proxy's error can be a page of HTML."""
+    counts = Counter(" ".join(request.error.split()) for request in result.requests if request.error is not None)
     for error, count in counts.most_common(NUM_ERRORS_SHOWN):
-        yield f"{count} failed: {error}"
+        yield f"{count} failed: {textwrap.shorten(error, MAX_ERROR_LENGTH)}"
