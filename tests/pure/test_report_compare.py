@@ -64,12 +64,12 @@ def test_ratio_of_a_run_to_one_twice_as_slow_has_a_narrow_interval_around_two() 
 
 def test_intervals_of_a_median_cover_the_true_one_about_as_often_as_they_say() -> None:
     num_covered = 0
-    for seed in range(40):
+    for seed in range(20):
         values = np.random.default_rng(seed).normal(10, 1, size=60)
         samples = Samples([[float(value)] for value in values])
         (interval,) = intervals(len(values), lambda counts, samples=samples: samples.percentiles([50], counts))
         num_covered += interval.low <= 10 <= interval.high
-    assert 34 <= num_covered <= 40
+    assert 16 <= num_covered <= 20
 
 
 def test_run_compared_with_itself_has_only_ratios_of_one() -> None:

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from tests.pure.load_results import OBJECTIVE, drawn_requests, load_result, refused_request
 
 from pdserve.bench.handoff_trace import HandoffTrace
 from pdserve.bench.load.result import Disturbance, Objective
+from pdserve.bench.load.summary import summarise
+from pdserve.bench.report.charts import good_shares
 from pdserve.bench.report.page import page, write_report
 from pdserve.telemetry.trace import Span
 
@@ -63,6 +66,11 @@ def test_report_of_a_run_that_was_cut_before_its_first_request_is_still_a_page()
     assert "Load report" in page(load_result(()))
 
 
+def test_report_of_answers_whose_tokens_came_together_is_still_a_page() -> None:
+    together = msgspec.structs.replace(drawn_requests(1)[0], token_s=(1.0, 1.0, 1.0))
+    assert figures_of(page(load_result((together,), objective=Objective())))
+
+
 def test_verdict_of_a_met_a_missed_and_no_objective_says_which() -> None:
     requests = drawn_requests(20)
     assert "Objective met" in page(load_result(requests, objective=Objective(ttft_s=10.0)))
@@ -80,4 +88,11 @@ def test_warning_of_a_disturbed_run_is_there_and_of_a_quiet_one_is_not() -> None
 
 
 def test_report_of_many_tokens_stays_small() -> None:
-    assert len(page(load_result(drawn_requests(2000)))) < 250_000
+    assert len(page(load_result(drawn_requests(1000)))) < 150_000
+
+
+def test_goodput_curve_has_the_attainment_of_each_objective_on_it() -> None:
+    requests = (*drawn_requests(40), refused_request(20.0))
+    for limit_ms, percent in good_shares(requests, ttft_limit_s=0.4, stop_s=0.1, objective=OBJECTIVE):
+        objective = Objective(ttft_s=0.4, tpot_s=limit_ms / 1e3, stall_s=OBJECTIVE.stall_s)
+        assert percent == pytest.approx(100 * (summarise(requests, objective).attainment or 0.0))

@@ -1,5 +1,6 @@
 """The plots of one run, from its requests."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from pdserve.bench.load.result import LoadResult, Objective, SentRequest
@@ -77,19 +78,15 @@ def lateness(requests: Sequence[SentRequest]) -> str:
 
 def goodput_curves(requests: Sequence[SentRequest], objective: Objective) -> str:
     """The share of good requests over the limit of TPOT, a curve each for three limits of TTFT."""
-    tpots = sorted(tpot for request in requests if (tpot := tpot_s(request)) is not None)
+    tpots = [tpot for request in requests if (tpot := tpot_s(request))]
     if not tpots:
         return ""
-    stop_s = 1.3 * max(tpots[-1], objective.tpot_s or 0.0)
-    limits_s = [stop_s * index / NUM_TPOT_LIMITS for index in range(NUM_TPOT_LIMITS + 1)]
+    stop_s = 1.3 * max(*tpots, objective.tpot_s or 0.0)
     around_s = objective.ttft_s or DEFAULT_TTFT_S
     series = [
         Series(
             label=f"TTFT at most {around_s * factor:g} s",
-            points=[
-                (1e3 * limit_s, 100 * good_share(requests, ttft=around_s * factor, tpot=limit_s, around=objective))
-                for limit_s in limits_s
-            ],
+            points=good_shares(requests, ttft_limit_s=around_s * factor, stop_s=stop_s, objective=objective),
             color=color,
         )
         for color, factor in enumerate(TTFT_FACTORS)
@@ -99,10 +96,14 @@ def goodput_curves(requests: Sequence[SentRequest], objective: Objective) -> str
     return line_chart("Good requests, were the objective another", series, x, SHARE, limits=marks)
 
 
-def good_share(requests: Sequence[SentRequest], *, ttft: float, tpot: float, around: Objective) -> float:
-    """Of all requests, with limits in seconds of TTFT and TPOT in place of the objective's."""
-    objective = Objective(ttft_s=ttft, tpot_s=tpot, stall_s=around.stall_s)
-    return sum(is_good(request, objective) for request in requests) / len(requests)
+def good_shares(
+    requests: Sequence[SentRequest], *, ttft_limit_s: float, stop_s: float, objective: Objective
+) -> list[Point]:
+    """In percent of all requests, over limits of TPOT in ms up to `stop_s`; the limit of stalls is the objective's."""
+    others = Objective(ttft_s=ttft_limit_s, stall_s=objective.stall_s)
+    tpots = sorted(tpot_s(request) or 0.0 for request in requests if is_good(request, others))
+    limits_s = [stop_s * index / NUM_TPOT_LIMITS for index in range(NUM_TPOT_LIMITS + 1)]
+    return [(1e3 * limit_s, 100 * bisect_right(tpots, limit_s) / len(requests)) for limit_s in limits_s]
 
 
 def _cdf(title: str, values: Iterable[float], *, label: str, limits: Sequence[Limit]) -> str:
