@@ -50,14 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "`pdserve topology` chooses; default: --host, with --provider efa auto",
     )
     _add_rank_flags(parser)
-    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
-    parser.add_argument(
-        "--lease",
-        type=float,
-        default=DEFAULT_LEASE_S,
-        metavar="SECONDS",
-        help=f"silence of a worker or its gateway that counts as death (default: {DEFAULT_LEASE_S:g})",
-    )
+    _add_time_flags(parser)
     add_engine_flags(parser)
     add_speculation_flags(parser)
     add_drain_flag(parser)
@@ -77,6 +70,17 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--model-dir", help=argparse.SUPPRESS)
     parser.add_argument("--model-name", help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+
+
+def _add_time_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS", help="for joining (default: 30)")
+    parser.add_argument(
+        "--lease",
+        type=float,
+        default=DEFAULT_LEASE_S,
+        metavar="SECONDS",
+        help=f"silence of a worker or its gateway that counts as death (default: {DEFAULT_LEASE_S:g})",
+    )
 
 
 def _add_rank_flags(parser: argparse.ArgumentParser) -> None:
@@ -177,12 +181,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
     """Raises: `ConfigError` when a flag makes no sense or the model can't be had."""
-    device = Device(arguments.device)
-    if arguments.capture_kv and device is not Device.CPU:
-        raise ConfigError("--capture-kv copies KV out of host memory: leave it out, or --device")
-    fabric_hosts = chosen_fabric_hosts(arguments.fabric_hosts, provider=arguments.provider, host=arguments.host)
-    if not fabric_hosts and arguments.provider == "shm":
-        raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
+    device = _requested_device(arguments)
+    fabric_hosts = _requested_fabric_hosts(arguments)
     require_engine(arguments, fabric_hosts=fabric_hosts, device=device)
     require_parallel(arguments)
     tls = requested_tls(arguments)
@@ -220,6 +220,22 @@ def worker_settings(arguments: argparse.Namespace) -> WorkerSettings:
         capture_kv=arguments.capture_kv,
         allow_stop_at=arguments.allow_stop_at,
     )
+
+
+def _requested_device(arguments: argparse.Namespace) -> Device:
+    """Raises: `ConfigError` when the KV can't be captured there."""
+    device = Device(arguments.device)
+    if arguments.capture_kv and device is not Device.CPU:
+        raise ConfigError("--capture-kv copies KV out of host memory: leave it out, or --device")
+    return device
+
+
+def _requested_fabric_hosts(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Raises: `ConfigError` when the provider has none to choose from."""
+    fabric_hosts = chosen_fabric_hosts(arguments.fabric_hosts, provider=arguments.provider, host=arguments.host)
+    if not fabric_hosts and arguments.provider == "shm":
+        raise ConfigError("--fabric-hosts auto chooses NICs, and --provider shm uses none: leave it out")
+    return fabric_hosts
 
 
 def _require_url(join: str, *, in_tls: bool) -> None:

@@ -174,26 +174,24 @@ class _Worker:
         self._engines = engines
         self._fabric = fabric
         self._on_ready = on_ready
+        clock = SystemClock()
         identity = new_identity(settings, engines[0].info)
-        self._connections = Connections(incarnation=identity.incarnation, clock=SystemClock())
+        self._connections = Connections(incarnation=identity.incarnation, clock=clock)
         captures = Captures(engines) if settings.capture_kv else None
         core = WorkerCore(self._surroundings(identity, regions, captures))
-        metrics = WorkerMetrics(model_name=settings.model_name)
-        self._metrics = metrics
+        self._metrics = metrics = WorkerMetrics(model_name=settings.model_name)
         traces = TraceBook()
         stop_at = StopAt(core) if settings.allow_stop_at else None
         self._driver = Driver(
             core=core,
             engines=engines,
             fabric=fabric,
-            clock=SystemClock(),
+            clock=clock,
             metrics=metrics,
             traces=traces,
             stop_at=stop_at,
         )
-        self._auditor = Auditor(
-            core=core, clock=SystemClock(), metrics=metrics, connected_since_ns=self._connections.since_ns
-        )
+        self._auditor = Auditor(core=core, clock=clock, metrics=metrics, connected_since_ns=self._connections.since_ns)
         self._endpoints = Endpoints(
             settings=settings,
             driver=self._driver,
