@@ -151,7 +151,6 @@ def test_malformed_azure_row_is_refused_with_its_number(row: str, said: str) -> 
     [
         ("-1,GPT-4,1,2,3,API log", "line 5 of the burstgpt trace: Timestamp is '-1'"),
         ("nan,GPT-4,1,2,3,API log", "line 5 of the burstgpt trace: Timestamp is 'nan'"),
-        ("1,GPT-4,1,2,4,API log", "line 5 of the burstgpt trace: Total tokens is not the sum"),
         ("1,GPT-4,1.5,2,3,API log", "line 5 of the burstgpt trace: Request tokens is '1.5'"),
     ],
 )
@@ -162,6 +161,22 @@ def test_malformed_burstgpt_row_is_refused_with_its_number(row: str, said: str) 
 def test_trace_of_another_format_is_refused_by_its_header() -> None:
     said = "line 1 of the azure trace: the header has no TIMESTAMP, ContextTokens, GeneratedTokens"
     assert refusal(TraceFormat.AZURE, BURSTGPT) == said
+
+
+@pytest.mark.parametrize(
+    ("trace_format", "text", "first"),
+    [
+        (TraceFormat.AZURE, AZURE + "broken", (374, 44)),
+        (TraceFormat.BURSTGPT, BURSTGPT + "broken", (472, 18)),
+        (TraceFormat.MOONCAKE, MOONCAKE.splitlines()[2], (200, 7)),
+    ],
+)
+def test_trace_of_more_requests_than_wanted_is_read_no_further(
+    trace_format: TraceFormat, text: str, first: tuple[int, int]
+) -> None:
+    trace = read_trace(trace_format, text.splitlines(keepends=True), seed=0, max_requests=1)
+    assert lengths(trace) == [first]
+    assert trace.requests[0].arrival_s == 0.0
 
 
 @pytest.mark.parametrize("trace_format", list(TraceFormat))

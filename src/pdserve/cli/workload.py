@@ -94,15 +94,15 @@ def _of_trace(text: str, num_requests: int, *, seed: int) -> tuple[str, Sequence
     known = {each.value: each for each in TraceFormat}
     if not colon or name not in known:
         raise ConfigError(f"--trace {text} is no FORMAT:FILE; the formats are {', '.join(known)}")
-    trace = _read(known[name], Path(path), seed=seed)
+    trace = _read(known[name], Path(path), num_requests, seed=seed)
     notes = {} if trace.note is None else {"trace": trace.note}
-    return text, trace.requests[:num_requests], notes
+    return text, trace.requests, notes
 
 
-def _read(trace_format: TraceFormat, path: Path, *, seed: int) -> Trace:
+def _read(trace_format: TraceFormat, path: Path, num_requests: int, *, seed: int) -> Trace:
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            return read_trace(trace_format, lines, seed=seed)
+            return read_trace(trace_format, lines, seed=seed, max_requests=num_requests)
     except OSError as error:
         raise ConfigError(f"the trace {path} can't be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and
 have an offset from UTC.
 """
 
+import itertools
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -13,15 +14,18 @@ from pdserve.workload.request import WorkloadRequest
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read_azure(lines: Iterable[str]) -> list[WorkloadRequest]:
-    """Arrivals are seconds of the Unix epoch. Raises: `ConfigError` with the number of the first malformed line."""
+def read_azure(lines: Iterable[str], *, max_requests: int | None) -> list[WorkloadRequest]:
+    """The first requests; arrivals are seconds of the Unix epoch.
+
+    Raises: `ConfigError` with the number of the first malformed line of those read.
+    """
     return [
         WorkloadRequest(
             arrival_s=_instant_s(row),
             num_prompt_tokens=row.whole("ContextTokens", least=1),
             num_output_tokens=row.whole("GeneratedTokens", least=1),
         )
-        for row in csv_rows(lines, trace="azure", columns=COLUMNS)
+        for row in itertools.islice(csv_rows(lines, trace="azure", columns=COLUMNS), max_requests)
     ]
 
 

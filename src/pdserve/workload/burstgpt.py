@@ -8,28 +8,29 @@ from collections.abc import Iterable
 from pdserve.workload.csv_rows import csv_rows
 from pdserve.workload.request import WorkloadRequest
 
-COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
+COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 
 
-def read_burstgpt(lines: Iterable[str]) -> tuple[list[WorkloadRequest], int]:
-    """The requests that were answered, and how many were not.
+def read_burstgpt(lines: Iterable[str], *, max_requests: int | None) -> tuple[list[WorkloadRequest], int]:
+    """The first requests that were answered, and how many before them were not.
 
-    Raises: `ConfigError` with the number of the first malformed line.
+    Raises: `ConfigError` with the number of the first malformed line of those read.
     """
     requests: list[WorkloadRequest] = []
     num_failed = 0
     for row in csv_rows(lines, trace="burstgpt", columns=COLUMNS):
-        arrival_s = row.real("Timestamp")
         num_prompt_tokens = row.whole("Request tokens", least=0)
         num_output_tokens = row.whole("Response tokens", least=0)
-        if row.whole("Total tokens", least=0) != num_prompt_tokens + num_output_tokens:
-            raise row.complaint("Total tokens is not the sum of Request tokens and Response tokens")
         if num_prompt_tokens == 0 or num_output_tokens == 0:
             num_failed += 1
             continue
         requests.append(
             WorkloadRequest(
-                arrival_s=arrival_s, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
+                arrival_s=row.real("Timestamp"),
+                num_prompt_tokens=num_prompt_tokens,
+                num_output_tokens=num_output_tokens,
             )
         )
+        if len(requests) == max_requests:
+            break
     return requests, num_failed

@@ -28,8 +28,11 @@ class Trace:
     """What the reader changed, for whoever reads a result."""
 
 
-def read_trace(trace_format: TraceFormat, lines: Iterable[str], *, seed: int) -> Trace:
-    """The whole trace. Raises: `ConfigError`, with the number of the line, when it is malformed or empty."""
+def read_trace(trace_format: TraceFormat, lines: Iterable[str], *, seed: int, max_requests: int | None = None) -> Trace:
+    """The first requests, or all: some traces have millions of lines, of which no more are read than needed.
+
+    Raises: `ConfigError`, with the number of the line, when what is read is malformed, or there is nothing.
+    """
     note: str | None = None
     match trace_format:
         case TraceFormat.MOONCAKE:
@@ -39,16 +42,16 @@ def read_trace(trace_format: TraceFormat, lines: Iterable[str], *, seed: int) ->
                 f"the trace's timestamps are rounded; seed {seed}"
             )
         case TraceFormat.AZURE:
-            requests = read_azure(lines)
+            requests = read_azure(lines, max_requests=max_requests)
         case TraceFormat.BURSTGPT:
-            requests, num_failed = read_burstgpt(lines)
+            requests, num_failed = read_burstgpt(lines, max_requests=max_requests)
             if num_failed:
                 note = f"{num_failed} requests without a response left out: they failed when the trace was made"
         case _:
             assert_never(trace_format)
     if not requests:
         raise ConfigError(f"the {trace_format.value} trace has no request")
-    return Trace(requests=_from_zero(requests), note=note)
+    return Trace(requests=_from_zero(requests)[:max_requests], note=note)
 
 
 def _from_zero(requests: list[WorkloadRequest]) -> tuple[WorkloadRequest, ...]:
