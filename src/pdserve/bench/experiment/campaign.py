@@ -2,6 +2,7 @@
 
 import datetime
 import statistics
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,8 @@ NUM_REFERENCES = 5
 """Calibrations a core, and prefills a length, of which the median is the reference."""
 
 OVERHEAD_S = 25.0
-"""Of a run, beyond its arrivals: starting and stopping three processes, warming up, the last answers, calibrations."""
+"""Of a run, beyond its arrivals, as a first guess: starting and stopping three processes, warming up, the last answers,
+calibrations."""
 
 WARM_UP_TOKENS = 8
 NUM_WARM_UPS = 4
@@ -52,10 +54,11 @@ class Campaign:
     async def carry_out(self, book: Book, runs: Sequence[Run]) -> Book:
         """Do the runs that the book lacks, and save it after each."""
         missing = book.missing(runs)
-        for index, run in enumerate(missing, start=1):
-            left_s = expected_s(len(missing) - index + 1, seconds=book.seconds)
-            place = f"run {index} of {len(missing)}: {run.point.name}, seed {run.seed}, arm {run.arm.value}"
-            self.on_progress(f"{place}; about {left_s / 60:.0f} minutes left")
+        started_s = time.monotonic()
+        for num_done, run in enumerate(missing):
+            a_run_s = (time.monotonic() - started_s) / num_done if num_done else expected_s(1, seconds=book.seconds)
+            place = f"run {num_done + 1} of {len(missing)}: {run.point.name}, seed {run.seed}, arm {run.arm.value}"
+            self.on_progress(f"{place}; about {a_run_s * (len(missing) - num_done) / 60:.0f} minutes left")
             record = await self._run(book, run)
             book = book.with_record(record)
             save(book, self.book_path)
