@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,14 +162,18 @@ def arguments_of(**changed: str) -> argparse.Namespace:
     return parser.parse_args(["plan", *(part for pair in flags.items() for part in pair)])
 
 
-def test_plan_of_a_small_load_is_simulated_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_code = plan_command.run(arguments_of(gpu_hour_cost="3"))
+def test_plan_of_a_small_load_is_simulated_printed_and_drawn(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "plan.png"
+    exit_code = plan_command.run(arguments_of(gpu_hour_cost="3", plot=str(plot)))
     report = capsys.readouterr().out
 
     assert exit_code == 0
     assert report.startswith("plan: ")
     assert "per M tokens" in report
     assert "saturates first" in report
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,7 @@ def test_plan_of_a_small_load_is_simulated_and_printed(capsys: pytest.CaptureFix
         ({"max_gpus": "0"}, "--max-gpus must be"),
         ({"gpu_hour_cost": "-1"}, "--gpu-hour-cost must be"),
         ({"tables": "/no/such/place"}, "is not a directory"),
+        ({"plot": "/no/such/place/plan.png"}, "its directory is missing"),
     ],
 )
 def test_plan_for_what_makes_no_sense_is_refused_in_one_line(changed: dict[str, str], message: str) -> None:

@@ -37,6 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--requests", type=int, default=300, metavar="N", help="to simulate on each fleet (default: %(default)s)"
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what was simulated there, as PNG")
     parser.add_argument(
         "--tables", type=Path, metavar="DIR", help="tables of benchmarks/gpu_tables.py; default: those of pdserve"
     )
@@ -49,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
     goal = _goal(arguments)
     plan = search(goal, simulated(arguments.requests), on_run=say)
     print(format_plan(plan, gpu_hour_cost=arguments.gpu_hour_cost))
+    if arguments.plot is not None:
+        from pdserve.cli.plan_plot import draw_plan
+
+        draw_plan(plan, arguments.plot)
     return 0 if plan.best.meets(goal) else 1
 
 
@@ -65,7 +70,8 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
     _require(arguments.requests >= MIN_REQUESTS, f"--requests must be {MIN_REQUESTS} or more, not {arguments.requests}")
     cost = arguments.gpu_hour_cost
     _require(cost is None or 0 < cost < math.inf, "--gpu-hour-cost must be over 0")
-    tables = arguments.tables
+    plot, tables = arguments.plot, arguments.tables
+    _require(plot is None or plot.parent.is_dir(), f"--plot {plot}: its directory is missing; make it first")
     _require(tables is None or tables.is_dir(), f"--tables {tables} is not a directory")
     ttft_s, tpot_s = _slo(arguments.slo)
     return Goal(

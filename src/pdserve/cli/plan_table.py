@@ -68,7 +68,7 @@ def _reasons(plan: "Plan") -> list[str]:
             reasons.append(f"{verdict.candidate}: busy {busy}; {ROLE_NAMES[verdict.busiest]} saturates first")
     if not plan.best.meets(plan.goal):
         reasons.append(_what_is_missed(plan))
-    reasons.append(f"{plan.num_simulated} fleets were simulated, the smallest that meets the SLO kept of each kind")
+    reasons.append(f"{len(plan.simulated)} fleets were simulated, the smallest that meets the SLO kept of each kind")
     return reasons
 
 

@@ -57,7 +57,8 @@ class Plan:
     goal: Goal
     disaggregated: Verdict | None
     colocated: Verdict | None
-    num_simulated: int
+    simulated: tuple[Verdict, ...]
+    """In the order in which they were."""
 
     @property
     def best(self) -> Verdict:
@@ -83,7 +84,7 @@ def search(goal: Goal, simulate: Simulate, *, on_run: Callable[[str], None]) -> 
         is_colocated: _search_kind(goal, [each for each in tried if each.is_colocated is is_colocated], judge)
         for is_colocated in (False, True)
     }
-    return Plan(goal=goal, disaggregated=best[False], colocated=best[True], num_simulated=len(verdicts))
+    return Plan(goal=goal, disaggregated=best[False], colocated=best[True], simulated=tuple(verdicts))
 
 
 def _search_kind(goal: Goal, kind: Sequence[Family], judge: Callable[[Candidate], Verdict]) -> Verdict | None:
