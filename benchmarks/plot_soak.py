@@ -25,12 +25,17 @@ def draw(result: dict[str, Any]) -> None:
     figure, (memory, descriptors, pages) = plt.subplots(3, 1, figsize=(11, 9), dpi=100, sharex=True)
     for life in lives:
         minutes = [at_s / 60 for at_s in life["at_s"]]
-        memory.plot(minutes, [rss_bytes / MIB for rss_bytes in life["rss_bytes"]], label=life["name"])
+        own = [(rss - shared) / MIB for rss, shared in zip(life["rss_bytes"], life["shared_rss_bytes"], strict=True)]
+        memory.plot(minutes, own, label=life["name"])
         descriptors.plot(minutes, life["num_fds"], label=life["name"])
     for ledger in result["ledgers"]:
         if any(ledger["num_used_pages"]):
             pages.plot([at_s / 60 for at_s in ledger["at_s"]], ledger["num_used_pages"], label=ledger["name"])
-    for axes, noun in ((memory, "resident MiB"), (descriptors, "open descriptors"), (pages, "pages in use")):
+    for axes, noun in (
+        (memory, "resident MiB, without the KV cache"),
+        (descriptors, "open descriptors"),
+        (pages, "pages in use"),
+    ):
         axes.set_ylabel(noun)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

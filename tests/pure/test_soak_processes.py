@@ -18,7 +18,9 @@ MAPS = """\
 """
 
 
-def write_process(proc: Path, pid: int, *, parent: int, lines: str = "VmRSS:\t2048 kB\nThreads:\t3\n") -> None:
+def write_process(
+    proc: Path, pid: int, *, parent: int, lines: str = "VmRSS:\t2048 kB\nRssShmem:\t512 kB\nThreads:\t3\n"
+) -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True)
     for number in range(5):
@@ -30,7 +32,7 @@ def write_process(proc: Path, pid: int, *, parent: int, lines: str = "VmRSS:\t20
 def test_figures_of_a_process_count_each_shared_part_once(tmp_path: Path) -> None:
     write_process(tmp_path, 5, parent=1)
     assert read_figures(5, proc=tmp_path) == ProcessFigures(
-        rss_bytes=2 << 20, num_fds=5, num_threads=3, shared_bytes=0x4000 + 0x2000 + 0x1000
+        rss_bytes=2 << 20, shared_rss_bytes=1 << 19, num_fds=5, num_threads=3, shared_bytes=0x4000 + 0x2000 + 0x1000
     )
 
 

@@ -24,8 +24,15 @@ FLAT = Growth(name="gateway", pid=1, before_bytes=100.0, after_bytes=100.0)
 STILL = IdleGrowth(name="gateway", pid=1, num_fds=0, num_threads=0, shared_bytes=0)
 
 
-def life(*, warm_up_mib: float = 0.0, leaked_mib: float = 0.0, start_s: float = 0.0, stop_s: float = RUN_S) -> Life:
-    """100 MiB and some noise; warm-up comes in the first tenth, a leak evenly over the whole run."""
+def life(
+    *,
+    warm_up_mib: float = 0.0,
+    leaked_mib: float = 0.0,
+    cache_mib: float = 0.0,
+    start_s: float = 0.0,
+    stop_s: float = RUN_S,
+) -> Life:
+    """100 MiB and some noise; warm-up comes in the first tenth, a leak and use of the cache evenly over the run."""
     noise = random.Random(7)
     found = Life(name="decode-0", pid=10)
     for index in range(NUM_SAMPLES):
@@ -35,8 +42,10 @@ def life(*, warm_up_mib: float = 0.0, leaked_mib: float = 0.0, start_s: float = 
         warm_mib = warm_up_mib * min(1.0, (at_s - start_s) / (RUN_S / 10))
         found.at_s.append(at_s)
         found.is_loaded.append(True)
+        found.shared_rss_bytes.append(round(MIB * cache_mib * at_s / RUN_S))
         found.rss_bytes.append(
-            round(MIB * (100 + warm_mib + leaked_mib * (at_s - start_s) / RUN_S + noise.uniform(-0.5, 0.5)))
+            found.shared_rss_bytes[-1]
+            + round(MIB * (100 + warm_mib + leaked_mib * (at_s - start_s) / RUN_S + noise.uniform(-0.5, 0.5)))
         )
     return found
 
@@ -72,15 +81,20 @@ def test_samples_without_load_are_no_part_of_the_trend() -> None:
     assert abs(share_of(lived)) < 0.01
 
 
+def test_pages_of_the_cache_that_are_used_for_the_first_time_are_no_growth() -> None:
+    assert abs(share_of(life(cache_mib=100.0))) < 0.01
+
+
 def test_process_that_began_amid_the_run_or_ended_early_is_not_judged() -> None:
-    assert memory_growths([life(leaked_mib=500.0, start_s=RUN_S * 0.2)], run_s=RUN_S) == []
-    assert memory_growths([life(leaked_mib=500.0, stop_s=RUN_S * 0.4)], run_s=RUN_S) == []
-    assert len(memory_growths([life(start_s=RUN_S * 0.05, stop_s=RUN_S * 0.6)], run_s=RUN_S)) == 1
+    lives = [life(), life(leaked_mib=500.0, start_s=RUN_S * 0.02), life(leaked_mib=500.0, stop_s=RUN_S * 0.4)]
+    assert len(memory_growths(lives, run_s=RUN_S)) == 1
+    assert len(memory_growths([life(stop_s=RUN_S * 0.6)], run_s=RUN_S)) == 1
 
 
 def test_process_that_was_seen_once_is_not_judged() -> None:
-    once = Life(name="x", pid=1, at_s=[1.0], is_loaded=[True], rss_bytes=[5])
+    once = Life(name="x", pid=1, at_s=[1.0], is_loaded=[True], rss_bytes=[5], shared_rss_bytes=[0])
     assert memory_growths([once, Life(name="y", pid=2)], run_s=1.0) == []
+    assert memory_growths([], run_s=1.0) == []
 
 
 def points(*num_fds: int, pids: tuple[int, ...] | None = None) -> list[IdlePoint]:

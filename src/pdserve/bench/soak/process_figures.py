@@ -18,6 +18,8 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 class ProcessFigures:
     rss_bytes: int
     """Resident memory, shared pages included."""
+    shared_rss_bytes: int
+    """Of these, pages of tmpfs: each page of a KV cache that this process has touched."""
     num_fds: int
     num_threads: int
     shared_bytes: int
@@ -33,6 +35,7 @@ def read_figures(pid: int, *, proc: Path = PROC) -> ProcessFigures | None:
             return None
         return ProcessFigures(
             rss_bytes=int(fields["VmRSS"].split()[0]) * KIB,
+            shared_rss_bytes=int(fields["RssShmem"].split()[0]) * KIB,
             num_fds=sum(1 for _ in (folder / "fd").iterdir()),
             num_threads=int(fields["Threads"]),
             shared_bytes=_shared_bytes((folder / "maps").read_text()),

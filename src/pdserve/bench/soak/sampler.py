@@ -70,6 +70,7 @@ class Sampler:
             life.at_s.append(round(at_s, 1))
             life.is_loaded.append(self.is_loaded)
             life.rss_bytes.append(figures.rss_bytes)
+            life.shared_rss_bytes.append(figures.shared_rss_bytes)
             life.num_fds.append(figures.num_fds)
             life.num_threads.append(figures.num_threads)
             life.shared_bytes.append(figures.shared_bytes)

@@ -17,6 +17,8 @@ class Life(msgspec.Struct, kw_only=True):
     is_loaded: list[bool] = []
     """Whether requests were being sent."""
     rss_bytes: list[int] = []
+    shared_rss_bytes: list[int] = []
+    """Of these, pages of tmpfs."""
     num_fds: list[int] = []
     num_threads: list[int] = []
     shared_bytes: list[int] = []
