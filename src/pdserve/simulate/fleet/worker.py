@@ -180,22 +180,7 @@ class FleetWorker:
         )
 
     def _surroundings(self, plan: FleetPlan, pool: PoolPlan) -> Surroundings:
-        settings = WorkerSettings(
-            name=self.worker_id,
-            role=self.role,
-            join_url="",
-            model_dir="",
-            model_name=MODEL_NAME,
-            page_slots=plan.layout.page_slots,
-            kv_tokens=pool.kv_tokens,
-            chunk_tokens=pool.chunk_tokens,
-            saturation_tokens=min(pool.saturation_tokens, pool.chunk_tokens),
-            max_running=pool.max_running,
-            max_waiting=pool.max_waiting,
-            data_parallel_size=pool.num_ranks,
-            lease_s=plan.lease_s,
-            heartbeat_s=plan.heartbeat_s,
-        )
+        settings = self._settings(plan, pool)
         num_pages = plan.layout.num_pages_for(pool.kv_tokens)
         engine = EngineInfo(
             sharding=KvSharding(layout=plan.layout),
@@ -224,6 +209,24 @@ class FleetWorker:
             fabric=self._fabric,
             outbox=self,
             drop_peer=_drop_peer,
+        )
+
+    def _settings(self, plan: FleetPlan, pool: PoolPlan) -> WorkerSettings:
+        return WorkerSettings(
+            name=self.worker_id,
+            role=self.role,
+            join_url="",
+            model_dir="",
+            model_name=MODEL_NAME,
+            page_slots=plan.layout.page_slots,
+            kv_tokens=pool.kv_tokens,
+            chunk_tokens=pool.chunk_tokens,
+            saturation_tokens=min(pool.saturation_tokens, pool.chunk_tokens),
+            max_running=pool.max_running,
+            max_waiting=pool.max_waiting,
+            data_parallel_size=pool.num_ranks,
+            lease_s=plan.lease_s,
+            heartbeat_s=plan.heartbeat_s,
         )
 
     def _register(self, engine: EngineInfo, dp_rank: int) -> EngineRegions:
