@@ -1,16 +1,16 @@
 """Worlds of the simulator for tests: of a given shape and calm, or of a seed, until a planted bug is found."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from pdserve.config.role import Role
 from pdserve.simulate.model import DRAFT, GQA, MLA, PAGE_SLOTS, VOCABULARY, HashModel
-from pdserve.simulate.plan import FIRST_REQUEST_NS, PATIENT_NS, Arrival, Plan, plan_of
+from pdserve.simulate.plan import FIRST_REQUEST_NS, PATIENT_NS, Arrival, Fault, FaultKind, Plan, plan_of
 from pdserve.simulate.simulation import run
 from pdserve.simulate.worker import WorkerShape
-from pdserve.units import NS_PER_MS
+from pdserve.units import NS_PER_MS, NS_PER_S
 
 MAX_SEEDS = 1000
 """In which every planted bug must be found."""
@@ -87,6 +87,20 @@ def calm_plan(shape: Shape, lengths: Iterable[int], *, spacing_ns: int, num_pref
     )
 
 
+def draining_plans() -> Iterator[Plan]:
+    """Prefill workers that are told to stop while they push, and writes that land late."""
+    plan = replace(calm_plan(SHAPES[0], EDGES, spacing_ns=10 * NS_PER_MS), max_write_delay_ns=20 * NS_PER_MS)
+    for after_ms in range(20, 220, 20):
+        fault = Fault(
+            at_ns=FIRST_REQUEST_NS + after_ms * NS_PER_MS,
+            kind=FaultKind.TERM,
+            target="prefill-0",
+            other="decode-0",
+            duration_ns=4 * NS_PER_S,
+        )
+        yield replace(plan, faults=(fault,))
+
+
 def anything(plan: Plan) -> bool:
     del plan
     return True
@@ -110,14 +124,14 @@ def plans_with_faults(where: Callable[[Plan], bool]) -> Iterator[Plan]:
 
 def require_found(*findings: str, where: Callable[[Plan], bool] = anything) -> None:
     """A world of some seed breaks a rule, and in one of these ways; or its code stumbles over its own books."""
-    _require_broken(plans_with_faults(where), findings)
+    require_found_in(plans_with_faults(where), *findings)
 
 
 def require_found_when_calm(*findings: str) -> None:
-    _require_broken((calm_plan(shape, [9, 16], spacing_ns=NS_PER_MS) for shape in SHAPES), findings)
+    require_found_in((calm_plan(shape, [9, 16], spacing_ns=NS_PER_MS) for shape in SHAPES), *findings)
 
 
-def _require_broken(plans: Iterable[Plan], findings: tuple[str, ...]) -> None:
+def require_found_in(plans: Iterable[Plan], *findings: str) -> None:
     for plan in plans:
         violation, _ = run(plan)
         if violation is not None:

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.pure.simulated_worlds import has_drafter, require_found, require_found_when_calm
+from tests.pure.simulated_worlds import (
+    draining_plans,
+    has_drafter,
+    require_found,
+    require_found_in,
+    require_found_when_calm,
+)
 
 from pdserve.decode.role import DecodeRole
 from pdserve.fabric.port import IMMEDIATE_GENERATION_BITS, FlushEnded, FlushId
@@ -67,6 +73,14 @@ def test_confirmation_without_a_flush_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Sender, "_flush", confirm_at_once)
     require_found("H2")
+
+
+def test_worker_that_leaves_before_its_writes_have_landed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def believe(self: Sender, *, now_ns: int) -> None:
+        del self, now_ns
+
+    monkeypatch.setattr(Sender, "prove_delivery", believe)
+    require_found_in(draining_plans(), "H10")
 
 
 @pytest.mark.parametrize("arming", ["_arm_pages", "_arm_draft_pages", "_arm_tail"])
