@@ -75,11 +75,10 @@ class Timings:
         )
 
 
-async def measure(plan: ProfilePlan, timings: Timings, *, on_run: Callable[[str], None]) -> None:
-    """Fills `timings`, so that what has been measured is there when this is interrupted.
+async def measure_passes(plan: ProfilePlan, timings: Timings, *, on_run: Callable[[str], None]) -> KvSharding:
+    """Fills `timings`, so that what has been measured is there when this is interrupted; returns what a push moves.
 
-    Raises: `ConfigError` for a model whose context is too short; `InternalError`, `FabricError` and `HandoffTimeout`
-    when what is measured fails.
+    Raises: `ConfigError` for a model whose context is too short; `InternalError` when the engine fails.
     """
     async with aclosing(await PassMeter.start(plan)) as meter:
         await meter.seconds(max(plan.points, key=lambda point: point.chunk_tokens))
@@ -88,11 +87,16 @@ async def measure(plan: ProfilePlan, timings: Timings, *, on_run: Callable[[str]
             on_run(f"passes, {repetition + 1} of {plan.repetitions}: {len(order)} shapes")
             for point in (plan.points[index] for index in order):
                 timings.passes.setdefault(point, []).append(await meter.seconds(point))
-        sharding = meter.sharding
+        return meter.sharding
+
+
+def measure_pushes(plan: ProfilePlan, sharding: KvSharding, timings: Timings, *, on_run: Callable[[str], None]) -> None:
+    """As `measure_passes`. Raises: `FabricError` and `HandoffTimeout` too."""
     for repetition in range(plan.repetitions):
         on_run(f"pushes over {plan.provider}, {repetition + 1} of {plan.repetitions}")
         for num_pages in push_pages(max_prompt_tokens=plan.max_prompt_tokens, page_slots=PAGE_SLOTS):
             run = PushRun(provider=plan.provider, source=sharding, target=sharding, num_pages=num_pages, num_rounds=1)
+            # GB/s of one round: the way back to its seconds.
             seconds = run.num_bytes / (measure_push_run(run) * 1e9)
             timings.pushes.setdefault(run.num_bytes, []).append(seconds)
 

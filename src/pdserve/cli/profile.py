@@ -40,12 +40,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1: the model is too far off what was measured, though the file is written."""
-    from pdserve.bench.profile import Timings, measure, sum_up
+    from pdserve.bench.profile import Timings, measure_passes, measure_pushes, sum_up
 
     plan = _plan(arguments)
     timings = Timings()
     try:
-        asyncio.run(measure(plan, timings, on_run=say))
+        sharding = asyncio.run(measure_passes(plan, timings, on_run=say))
+        # Outside the event loop, whose first Ctrl-C would wait for the end of a push.
+        measure_pushes(plan, sharding, timings, on_run=say)
     except KeyboardInterrupt:
         print(format_timings(timings))
         say("interrupted: nothing is fitted to half a measurement, and no file is written")
