@@ -124,7 +124,12 @@ def _totals(result: LoadResult) -> list[tuple[str, ...]]:
 
 def _machine(result: LoadResult) -> dict[str, str]:
     machine, disturbance = result.machine, result.disturbance
-    shares = (("stolen", disturbance.steal_share), ("CPU pressure (PSI, some)", disturbance.psi_cpu_share))
+    shares = (
+        ("busy", disturbance.busy_share),
+        ("stolen", disturbance.steal_share),
+        ("CPU pressure (PSI, some)", disturbance.psi_cpu_share),
+    )
+    generator_s = disturbance.generator_cpu_s
     return {
         "CPU": machine.cpu,
         "cores": str(machine.num_cpus),
@@ -132,6 +137,7 @@ def _machine(result: LoadResult) -> dict[str, str]:
         "kernel": machine.kernel,
         "Python": machine.python,
         **{name: "unknown" if share is None else f"{100 * share:.1f}%" for name, share in shares},
+        "CPU time of the load generator": "unknown" if generator_s is None else f"{generator_s:.1f} s",
     }
 
 
