@@ -81,6 +81,17 @@ def test_mooncake_arrivals_lie_between_timestamps_and_repeat_with_the_seed(seed:
     assert second < third < third + 9.0 - 5.999 < fourth
 
 
+@given(seed=st.integers(0, 2**32))
+def test_mooncake_requests_with_timestamps_close_together_keep_their_order(seed: int) -> None:
+    rows = [
+        f'{{"timestamp": {10 * number}, "input_length": {1 + number}, "output_length": 1, "hash_ids": [{number}]}}\n'
+        for number in range(4)
+    ]
+    trace = read(TraceFormat.MOONCAKE, "".join(rows), seed=seed)
+    assert lengths(trace) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert trace.requests[2].arrival_s < 0.03
+
+
 def test_azure_requests_keep_lengths_and_gaps() -> None:
     trace = read(TraceFormat.AZURE, AZURE)
     assert trace.note is None

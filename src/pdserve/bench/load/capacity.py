@@ -44,15 +44,10 @@ async def find_capacity(
 
 
 def _capacity(steps: list[CapacityStep]) -> Capacity:
-    """A rate over one that failed does not count, should it have met the aim by luck."""
+    """No rate is tried over one that failed, so all that met the aim are under it."""
+    met = [step.rate_per_s for step in steps if step.attainment >= ATTAINMENT_AIM]
     failed = [step.rate_per_s for step in steps if step.attainment < ATTAINMENT_AIM]
-    too_much = min(failed, default=None)
-    met = [
-        step.rate_per_s
-        for step in steps
-        if step.attainment >= ATTAINMENT_AIM and (too_much is None or step.rate_per_s < too_much)
-    ]
-    return Capacity(rate_per_s=max(met, default=None), too_much_per_s=too_much, steps=tuple(steps))
+    return Capacity(rate_per_s=max(met, default=None), too_much_per_s=min(failed, default=None), steps=tuple(steps))
 
 
 def _next_rate(found: Capacity, first_rate_per_s: float) -> float:
