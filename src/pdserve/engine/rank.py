@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from pdserve.engine.rank_protocol import (
@@ -57,7 +58,9 @@ def _exit_with_worker(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, reply: RankReply) -> None:
-    connection.sendall(encode_frame(reply))
+    """To nobody when the worker is gone: the next read tells."""
+    with suppress(ConnectionError):
+        connection.sendall(encode_frame(reply))
 
 
 def _serve(connection: socket.socket) -> int:

@@ -93,7 +93,7 @@ def _frame_length(header: bytes | bytearray) -> int:
 
 
 def receive_request(connection: socket.socket) -> RankRequest | None:
-    """The next request, waiting for it; None at the end of the file."""
+    """The next request, waiting for it; None at the end of the file, and when the worker was killed."""
     header = _receive_exactly(connection, LENGTH_BYTES)
     payload = _receive_exactly(connection, _frame_length(header)) if header is not None else None
     return request_decoder.decode(payload) if payload is not None else None
@@ -102,7 +102,10 @@ def receive_request(connection: socket.socket) -> RankRequest | None:
 def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
     received = bytearray()
     while len(received) < num_bytes:
-        piece = connection.recv(num_bytes - len(received))
+        try:
+            piece = connection.recv(num_bytes - len(received))
+        except ConnectionResetError:  # a worker that was killed has left replies of ours unread
+            return None
         if not piece:
             return None
         received += piece
