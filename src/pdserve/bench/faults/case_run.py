@@ -100,7 +100,7 @@ class CaseRun:
         try:
             await self._come_to_the_moment()
         except (_Unforced, TimeoutError, ConfigError, aiohttp.ClientError) as error:
-            self._result.add(Flaw.UNFORCED, f"the moment did not come: {error or type(error).__name__}")
+            self._result.add(Flaw.UNFORCED, f"the moment did not come: {error!r}")
         await self._judge_answers()
         await self._restore()
         self._result.elapsed_s = time.monotonic() - started_s
@@ -267,13 +267,16 @@ class CaseRun:
     async def _restore(self) -> None:
         """Everybody runs again, answers rightly, and has nothing left."""
         fleet, bystander = self._fleet, self._expected[1]
+        for what in fleet.ended_by_themselves:
+            self._result.add(Flaw.WRONG, what)
         try:
             if self._links is not None:
                 await asyncio.to_thread(self._links.mend_all)
             await fleet.start_missing()
             await fleet.until_connected()
         except (ConfigError, TimeoutError) as error:
-            self._result.add(Flaw.HUNG, f"not all processes are back and connected: {error or 'in time'}")
+            missing = "; ".join(fleet.ended_by_themselves) or "though all run"
+            self._result.add(Flaw.HUNG, f"not all are back and connected: {error!r}, {missing}")
             return
         after = Asking(self._session, fleet.url, bystander.question.prompt, max_tokens=1)
         answer = await after.answer(timeout_s=ANSWER_TIMEOUT_S)

@@ -76,6 +76,8 @@ class _Member:
     arguments: tuple[str, ...]
     wrapper: tuple[str, ...]
     child: Child | None = None
+    was_ended: bool = False
+    """By us."""
 
 
 class Fleet:
@@ -122,6 +124,15 @@ class Fleet:
             raise ConfigError(f"{name} does not run")
         return child.process.pid
 
+    @property
+    def ended_by_themselves(self) -> list[str]:
+        """What became of members that nobody ended."""
+        return [
+            f"{name} ended by itself with exit status {member.child.process.returncode}"
+            for name, member in self._members.items()
+            if member.child is not None and member.child.process.returncode is not None and not member.was_ended
+        ]
+
     def is_frozen(self, name: str) -> bool:
         """Whether the process stands still by SIGSTOP, its own or another's."""
         if not self.is_running(name):
@@ -140,6 +151,7 @@ class Fleet:
         Raises: `ConfigError` when it does not start.
         """
         member = self._members[name]
+        member.was_ended = False
         member.child = await Child.start(
             name, member.arguments, environment=dict(self._settings.environment), wrapper=member.wrapper
         )
@@ -147,14 +159,16 @@ class Fleet:
 
     async def kill(self, name: str) -> None:
         """End a process without a word, as the kernel would. Nothing when it does not run."""
-        child = self._members[name].child
+        member = self._members[name]
+        child, member.was_ended = member.child, True
         if child is not None:
             child.signal(signal.SIGKILL)
             await child.stop(timeout_s=STOP_TIMEOUT_S)
 
     async def stop(self, name: str, *, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
         """Ask a process to drain and end; insist after a while. Its exit status, None when it was never started."""
-        child = self._members[name].child
+        member = self._members[name]
+        child, member.was_ended = member.child, True
         if child is None:
             return None
         child.signal(signal.SIGCONT)
