@@ -86,7 +86,9 @@ async def measure_passes(plan: ProfilePlan, timings: Timings, *, on_run: Callabl
             order: list[int] = np.random.default_rng((plan.seed, repetition)).permutation(len(plan.points)).tolist()
             on_run(f"passes, {repetition + 1} of {plan.repetitions}: {len(order)} shapes")
             for point in (plan.points[index] for index in order):
-                timings.passes.setdefault(point, []).append(await meter.seconds(point))
+                # Measured first: an interruption leaves no point without a time.
+                seconds = await meter.seconds(point)
+                timings.passes.setdefault(point, []).append(seconds)
         return meter.sharding
 
 
