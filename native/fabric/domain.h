@@ -19,6 +19,7 @@
 #include <rdma/fi_endpoint.h>
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <span>
 #include <string>
@@ -89,7 +90,8 @@ class Domain {
   // Sets reorders_writes_ and, when it returns 0, info_; else a negative libfabric error.
   int FindInfo(fi_info* hints, const std::string& bind_host);
   // What closes together: rxm 1.17 keeps waiting for a closed endpoint's part of a completion queue it shared. In the
-  // order of opening.
+  // order of opening, and never assigned to: that would close the address vector before the endpoint that uses it,
+  // which libfabric refuses, and later crashes on.
   struct Endpoint {
     Fid<fid_av> address_vector;
     Fid<fid_cq> completion_queue;
@@ -113,7 +115,7 @@ class Domain {
   Fid<fid_fabric> fabric_;
   Fid<fid_domain> domain_;
   // The first receives, and writes where the provider has no endpoint for each peer; the others write to one peer each.
-  std::vector<Endpoint> endpoints_;
+  std::list<Endpoint> endpoints_;
   std::vector<uint8_t> address_;
   bool reorders_writes_ = false;
 };

@@ -13,7 +13,7 @@ import pytest
 
 from pdserve.errors import FabricError
 from pdserve.fabric.native import NativeFabric
-from pdserve.fabric.port import DomainGroup, Landed, PushId, RegionDescriptor, SingleWrite
+from pdserve.fabric.port import DomainGroup, FabricPeerId, Landed, PushEnded, PushId, RegionDescriptor, SingleWrite
 from pdserve.ids import Immediate
 from pdserve.layer_counter import REGION_BYTES
 from pdserve.shared_region import SharedRegion
@@ -46,8 +46,8 @@ def fabric_threads() -> list[str]:
 
 def copy_half(
     initiator: NativeFabric, target: NativeFabric, region: SharedRegion, *, group_index: int = 0
-) -> RegionDescriptor:
-    """The initiator wrote the first 4096 bytes over the next. Returns what was exposed."""
+) -> tuple[FabricPeerId, RegionDescriptor]:
+    """The initiator wrote the first 4096 bytes over the next. Returns the target and what it exposed."""
     region.buffer[:4096] = bytes([7]) * 4096
     exposure = target.expose(target.register(region, group_index=group_index))
     peer = initiator.connect(target.address)
@@ -65,7 +65,9 @@ def copy_half(
     initiator.arm(write)
     assert select.select([target.fileno()], [], [], 20.0)[0]
     assert region.buffer[4096:] == region.buffer[:4096]
-    return exposure
+    assert select.select([initiator.fileno()], [], [], 20.0)[0]
+    assert [event.push_id for event in initiator.poll() if isinstance(event, PushEnded)] == [1]
+    return peer, exposure
 
 
 @pytest.mark.parametrize("provider", ["tcp", "shm"])
@@ -94,6 +96,29 @@ def test_close_ends_the_threads_and_refuses_further_calls(provider: str) -> None
     assert left == []
     with pytest.raises(FabricError, match="closed"):
         fabric.connect(fabric.address)
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("provider", ["tcp", "shm"])
+def test_peers_that_are_disconnected_leave_no_descriptor_open(provider: str) -> None:
+    region = SharedRegion.create(name="halves", num_bytes=8192)
+    initiator = NativeFabric(provider)
+    num_before = open_descriptors()
+    targets = [NativeFabric(provider) for _ in range(3)]
+    peers = [copy_half(initiator, target, region)[0] for target in targets]
+    while targets:  # The oldest goes first, while younger ones are open.
+        initiator.disconnect(peers.pop(0))
+        targets.pop(0).close()
+    deadline = time.monotonic() + 10.0
+    while (num_after := open_descriptors()) > num_before and time.monotonic() < deadline:
+        select.select([initiator.fileno()], [], [], 0.01)
+        initiator.poll()
+    assert num_after <= num_before
+    initiator.close()
+    region.close()
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals need the main thread")
@@ -189,7 +214,7 @@ def test_groups_over_shm_have_a_domain_each() -> None:
     groups = [DomainGroup(bind_hosts=("",))] * 2
     initiator, target = NativeFabric("shm", groups), NativeFabric("shm", groups)
     region = SharedRegion.create(name="halves", num_bytes=8192)
-    exposure = copy_half(initiator, target, region, group_index=1)
+    _, exposure = copy_half(initiator, target, region, group_index=1)
     assert exposure.nics == (1,)
     assert initiator.stats().bytes_posted_by_nic == (0, 4096)
     for opened in (initiator, target, region):
