@@ -65,7 +65,7 @@ async def test_worker_that_connects_and_says_nothing_is_disconnected_in_time(mon
         assert (await running.get("/workers"))[1]["workers"] == []
 
 
-async def test_superseded_worker_is_disconnected_and_can_not_come_back() -> None:
+async def test_superseded_worker_is_disconnected_and_can_not_come_back_while_the_other_is_there() -> None:
     async with (
         gateway() as running,
         joined(running.url, join_message("d0", incarnation=1)) as old,

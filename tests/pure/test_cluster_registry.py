@@ -206,6 +206,16 @@ def test_registry_heartbeat_tells_that_a_worker_drains_and_it_is_given_nothing_n
     assert [worker.worker_id for worker in view.prefilling()] == ["p0"], "its handoffs need their connections"
 
 
+def test_registry_join_later_than_its_process_keeps_the_successor_out_only_while_it_is_there() -> None:
+    registry = new_registry()
+    joined(registry, join_of(incarnation=Incarnation(2)))
+    joined(registry, join_of(incarnation=Incarnation(1)))
+    assert isinstance(registry.join(join_of(incarnation=Incarnation(2)), 0), Refused)
+    registry.leave(WorkerId("d0"), Incarnation(1))
+    joined(registry, join_of(incarnation=Incarnation(2)))
+    joined(registry, join_of(incarnation=Incarnation(2)))
+
+
 def test_registry_superseded_incarnations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "MAX_SUPERSEDED", 2)
     registry = new_registry()
@@ -244,11 +254,13 @@ class RegistryMachine(RuleBasedStateMachine):
         join = join_of(worker_id, incarnation=Incarnation(incarnation), loads=(Load(),) * num_ranks)
         changes = self.registry.join(join, self.now_ns)
         room = worker_id in self.model or len(self.model) < 2
-        assert isinstance(changes, Refused) == ((worker_id, incarnation) in self.superseded or not room)
+        other_is_present = worker_id in self.model and self.model[worker_id].incarnation != incarnation
+        is_superseded = other_is_present and (worker_id, incarnation) in self.superseded
+        assert isinstance(changes, Refused) == (is_superseded or not room)
         if isinstance(changes, Refused):
             return
         self.apply(changes)
-        if worker_id in self.model and self.model[worker_id].incarnation != incarnation:
+        if other_is_present:
             self.superseded.add((worker_id, self.model[worker_id].incarnation))
         self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, [0] * num_ranks)
 

@@ -3,7 +3,8 @@
 Invariants (the state machine test checks them):
 1. At most one incarnation of a worker id is present, and at most `max_workers` workers.
 2. All present workers serve one model with one fingerprint: that of the first to join an empty registry.
-3. An incarnation that was superseded by another of the same worker id never comes back (rule H4).
+3. An incarnation that was superseded by another of the same worker id does not come back while any other is present.
+   Not for ever: incarnations have no order, and a join can be on its way for longer than its process lives.
 4. A worker is present exactly from its `Joined` to its `Left`; `expire` leaves nobody whose lease is over.
 5. A present worker has as many ranks as its join named: 1 to `MAX_RANKS`, and 1 where it prefills for others.
 """
@@ -185,7 +186,7 @@ class Registry:
             return f"the gateway speaks protocol version {PROTOCOL_VERSION}, the worker {join.protocol_version}"
         if join.model_name != self._model_name:
             return f"the gateway serves model {self._model_name!r}, the worker {join.model_name!r}"
-        if (join.worker_id, join.incarnation) in self._superseded:
+        if self._is_superseded(join):
             return f"another process has taken the worker id {join.worker_id!r}; give each worker its own"
         others = [worker for worker in self._workers if worker != join.worker_id]
         if others and join.model_fingerprint != self._fingerprint:
@@ -200,6 +201,11 @@ class Registry:
         if join.max_model_len < 1:
             return f"max_model_len must be at least 1, the worker says {join.max_model_len}"
         return _objection_to_ranks(join)
+
+    def _is_superseded(self, join: Join) -> bool:
+        present = self._workers.get(join.worker_id)
+        is_other = present is not None and present.incarnation != join.incarnation
+        return is_other and (join.worker_id, join.incarnation) in self._superseded
 
     def _supersede(self, worker: WorkerView) -> None:
         self._superseded[worker.worker_id, worker.incarnation] = None
