@@ -117,6 +117,11 @@ class ControlNetwork:
         self._directions: list[Direction] = []
         self._blocked: set[tuple[str, str]] = set()
 
+    @property
+    def num_ending(self) -> int:
+        """Directions in which the end of a connection is on its way."""
+        return sum(direction.target.is_open and None in direction.in_flight for direction in self._directions)
+
     def draw_delay_ns(self) -> int:
         return self.draw.randint(MIN_DELAY_NS, self.max_delay_ns)
 

@@ -269,6 +269,8 @@ class World:
         if self.gateway.dispatcher.num_pending:
             waiting.append(f"{self.gateway.dispatcher.num_pending} requests of the gateway")
         waiting += [f"no connection of {name} to the gateway" for name in self._names_without_gateway()]
+        if self.control.num_ending:
+            waiting.append(f"{self.control.num_ending} ends of connections under way")
         num_prefill = sum(worker.core.sender is not None for worker in self.workers.values())
         for worker in self.workers.values():
             waiting += self.referee.leftovers(worker)
