@@ -9,9 +9,9 @@ from typing import Any, cast
 import aiohttp
 import openai
 from openai.types import Completion, CompletionChoice
-from prometheus_client.parser import text_string_to_metric_families
 from tests.process.gateway_under_test import until
 
+from pdserve.bench.exposition import metric_total
 from pdserve.cli.speculation import speculation_flags
 from pdserve.config.deployment import DeploymentRequest, place_workers
 from pdserve.config.speculation import Speculation
@@ -92,13 +92,7 @@ class Running:
         headers = {"Authorization": f"Bearer {SECRET}"}
         async with self.session.get(f"{url}/metrics", headers=headers) as response:
             assert response.status == 200
-            text = await response.text()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+            return metric_total(await response.text(), name, **labels)
 
     async def ledger(self, *, worker: str | None = None) -> dict[str, Any]:
         """`GET /debug/ledger` of a worker or of the gateway."""

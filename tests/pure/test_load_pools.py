@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.bench.load.pools import PoolReading, busy_shares, pass_seconds
+from pdserve.bench.exposition import metric_total
+from pdserve.bench.load.pools import PASS_SECONDS, PoolReading, busy_shares
 from pdserve.telemetry.worker_metrics import WorkerMetrics
 from pdserve.units import NS_PER_S
 
@@ -41,8 +42,8 @@ def test_busy_share_of_any_counts_is_a_share(earlier: float, later: float) -> No
 
 def test_pass_seconds_of_a_worker_are_summed_over_its_ranks() -> None:
     metrics = WorkerMetrics(model_name="m")
-    assert pass_seconds(metrics.exposition().decode()) == 0.0
+    assert metric_total(metrics.exposition().decode(), PASS_SECONDS) == 0.0
     metrics.passes.observe(0, started_ns=NS_PER_S, ended_ns=3 * NS_PER_S)
     metrics.passes.observe(1, started_ns=0, ended_ns=NS_PER_S // 4)
     metrics.passes.observe(1, started_ns=0, ended_ns=NS_PER_S // 4)
-    assert pass_seconds(metrics.exposition().decode()) == pytest.approx(2.5)
+    assert metric_total(metrics.exposition().decode(), PASS_SECONDS) == pytest.approx(2.5)

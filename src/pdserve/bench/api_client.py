@@ -11,6 +11,7 @@ import msgspec
 from pdserve.errors import InternalError, PdserveError
 from pdserve.telemetry.trace import TRACE_HEADER
 from pdserve.units import ns_to_seconds
+from pdserve.wire.bearer import bearer_headers
 
 COMPLETIONS_PATH = "/v1/completions"
 
@@ -46,7 +47,7 @@ class ApiClient:
     def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None = None) -> None:
         self._session = session
         self._url = url
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._headers = bearer_headers(api_key)
 
     async def complete(
         self, prompt: str | list[int], *, max_tokens: int, traced: bool = False, **fields: object

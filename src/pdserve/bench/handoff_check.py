@@ -18,9 +18,11 @@ import msgspec
 import numpy as np
 
 from pdserve.bench.api_client import Answer, ApiClient
+from pdserve.bench.exposition import metric_total
 from pdserve.config.deployment import WorkerPlace
 from pdserve.errors import InternalError
 from pdserve.kv.snapshot import KvSnapshot
+from pdserve.wire.bearer import bearer_headers
 
 NUM_TOKENS = 16
 """Generated for each prompt and compared."""
@@ -82,7 +84,7 @@ class Prober:
     def __init__(self, client: ApiClient, session: aiohttp.ClientSession, *, secret: str | None) -> None:
         self._client = client
         self._session = session
-        self._headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        self._headers = bearer_headers(secret)
 
     async def hand_over(self, prompt: Sequence[int]) -> Captured:
         """The prompt prefilled remotely, which `require_remote` makes sure of."""
@@ -128,8 +130,7 @@ class Prober:
         total = 0.0
         for worker in await self._client.workers():
             async with self._session.get(f"{worker['url']}/metrics", headers=self._headers) as response:
-                lines = (await response.text()).splitlines()
-            total += sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{metric}{{"))
+                total += metric_total(await response.text(), metric)
         return total
 
     async def _kv(self, answer: Answer) -> KvSnapshot:

@@ -9,6 +9,7 @@ import msgspec
 from pdserve.bench.api_client import ApiClient
 from pdserve.errors import InternalError
 from pdserve.telemetry.trace import Span
+from pdserve.wire.bearer import bearer_headers
 
 TRACKS = ("queue", "passes", "compute", "pushes", "landings")
 
@@ -61,7 +62,7 @@ async def collect(
     secret: str | None,
 ) -> HandoffTrace:
     """Ask every worker for its spans of a traced request. Raises: `InternalError` when none has any."""
-    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    headers = bearer_headers(secret)
     spans: dict[str, tuple[Span, ...]] = {}
     for worker in await client.workers():
         async with session.get(f"{worker['url']}/debug/trace/{request_id}", headers=headers) as response:

@@ -22,7 +22,7 @@ from pdserve.gateway.status_endpoints import StatusEndpoints
 from pdserve.gateway.token_endpoints import TokenEndpoints
 from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
-from pdserve.wire.channel import authorised
+from pdserve.wire.bearer import authorised
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """How the paths begin that ask for the API key."""

@@ -14,7 +14,7 @@ from pdserve.errors import AuthenticationError
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.ledger import GatewayLeak, GatewayLeakKind, GatewayLedger, audit, ledger_of, log_lines
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
-from pdserve.wire.channel import authorised
+from pdserve.wire.bearer import authorised
 
 AUDIT_EVERY_S = 2.0
 """At idle."""

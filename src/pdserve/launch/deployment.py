@@ -14,6 +14,7 @@ from pdserve.config.environment import cluster_secret
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError, InternalError
 from pdserve.launch.child import Child
+from pdserve.wire.bearer import bearer_headers
 
 START_TIMEOUT_S = 120.0
 """Loading a small model takes seconds; a cold disk and a busy machine take more."""
@@ -114,8 +115,7 @@ class LocalDeployment:
     async def _wait_connected(self) -> None:
         """Until every decode worker is connected to every prefill worker: before, prompts are prefilled locally."""
         num_prefill = sum(place.role is Role.PREFILL for place in self._settings.places)
-        secret = cluster_secret()
-        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        headers = bearer_headers(cluster_secret())
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S), aiohttp.ClientSession(headers=headers) as session:
                 while True:

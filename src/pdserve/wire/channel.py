@@ -8,7 +8,6 @@ business: both ends send heartbeats and judge silence themselves.
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import socket
 import ssl
@@ -209,13 +208,3 @@ async def _connect(
             await connection.close()
             raise
     return connection
-
-
-def authorised(request: web.BaseRequest, secret: str | None) -> bool:
-    """Whether the request carries `secret` as its bearer token; always, when there is no secret. Constant time."""
-    if secret is None:
-        return True
-    given = request.headers.get("Authorization", "")
-    return hmac.compare_digest(
-        given.encode("utf-8", "surrogateescape"), f"Bearer {secret}".encode("utf-8", "surrogateescape")
-    )

@@ -8,7 +8,7 @@ from pdserve.errors import ConfigError
 from pdserve.ids import RequestId
 from pdserve.telemetry.trace import TraceBook
 from pdserve.telemetry.worker_metrics import WorkerMetrics
-from pdserve.wire.channel import authorised
+from pdserve.wire.bearer import authorised
 from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.driver import Driver

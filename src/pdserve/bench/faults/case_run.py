@@ -16,8 +16,8 @@ from pdserve.bench.faults.asking import Asking, Ending
 from pdserve.bench.faults.cases import Case, Fault, Moment, Promise, Provocation, Victim
 from pdserve.bench.faults.fleet import GATEWAY, Fleet
 from pdserve.bench.faults.links import Links
-from pdserve.bench.faults.polling import until
 from pdserve.bench.faults.verdict import Flaw, Result
+from pdserve.bench.waiting import until
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError, InternalError
 
@@ -33,7 +33,6 @@ PAUSE_SHARE = 0.3
 HANG_SHARE = 1.4
 """Of the lease, for a gateway, whose workers tell nobody when they give it up."""
 
-NUM_BYSTANDERS = 2
 NUM_STREAMED = 3
 """Tokens of the subject that have come when it counts as streaming."""
 

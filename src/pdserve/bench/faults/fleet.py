@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
-from pdserve.bench.faults.polling import until
+from pdserve.bench.exposition import metric_total
+from pdserve.bench.waiting import until
 from pdserve.config.deployment import WorkerPlace
 from pdserve.config.environment import cluster_secret
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
 from pdserve.launch.child import Child
 from pdserve.launch.deployment import require_free_port
+from pdserve.wire.bearer import bearer_headers
 
 GATEWAY = "gateway"
 
@@ -175,11 +176,6 @@ class Fleet:
         await child.stop(timeout_s=timeout_s)
         return child.process.returncode
 
-    async def restart(self, name: str) -> None:
-        """Kill it and start it again at once, at the same address."""
-        await self.kill(name)
-        await self.start(name)
-
     def freeze(self, name: str) -> None:
         """SIGSTOP: its connections stay open, and it says nothing."""
         self._signal(name, signal.SIGSTOP)
@@ -214,13 +210,7 @@ class Fleet:
     async def metric(self, name: str, metric: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels, of a worker or the gateway; 0 when there is none."""
         async with self._session.get(f"{self._members[name].url}/metrics") as response:
-            text = await response.text()
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == metric and labels.items() <= sample.labels.items()
-        )
+            return metric_total(await response.text(), metric, **labels)
 
     async def stop_at(self, name: str, state: str) -> None:
         """Have a worker with `--allow-stop-at` freeze itself when a handoff enters the state.
@@ -331,8 +321,7 @@ async def running_fleet(
     settings: FleetSettings, *, on_progress: Callable[[str], None] = lambda _: None
 ) -> AsyncGenerator[Fleet]:
     """All members started and connected; all of them gone at the end. Raises: `ConfigError` when one does not start."""
-    secret = cluster_secret()
-    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    headers = bearer_headers(cluster_secret())
     timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT_S)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         fleet = Fleet(settings, session)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from pdserve.bench.api_client import ApiClient
+from pdserve.bench.exposition import metric_total
+from pdserve.wire.bearer import bearer_headers
 
 PASS_SECONDS = "pdserve:pass_seconds_total"
 READ_TIMEOUT_S = 10.0
@@ -28,10 +30,9 @@ class PoolReading:
 
 async def read_pools(client: ApiClient, session: aiohttp.ClientSession, *, secret: str | None) -> PoolReading | None:
     """None where the workers can't be asked from here: no secret, or no way to them."""
-    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await _read(client, session, headers)
+            return await _read(client, session, bearer_headers(secret))
     except (aiohttp.ClientError, TimeoutError):
         return None
 
@@ -44,16 +45,10 @@ async def _read(client: ApiClient, session: aiohttp.ClientSession, headers: Mapp
     for worker in await client.workers():
         async with session.get(f"{worker['url']}/metrics", headers=headers) as response:
             response.raise_for_status()
-            found = pass_seconds(await response.text())
+            found = metric_total(await response.text(), PASS_SECONDS)
         name = worker["worker_id"]
         roles[name], num_ranks[name], pass_s[name] = worker["role"], len(worker["ranks"]), found
     return PoolReading(instant_s=instant_s, roles=roles, num_ranks=num_ranks, pass_s=pass_s)
-
-
-def pass_seconds(exposition: str) -> float:
-    """Of all ranks, in Prometheus's text format."""
-    samples = (line.rsplit(" ", 1) for line in exposition.splitlines() if line.startswith(f"{PASS_SECONDS}{{"))
-    return sum(float(value) for _, value in samples)
 
 
 def busy_shares(before: PoolReading | None, after: PoolReading | None) -> dict[str, float]:

@@ -14,6 +14,7 @@ from pdserve.bench.api_client import COMPLETIONS_PATH, Answer, ApiClient
 from pdserve.bench.load.prompts import Prompts
 from pdserve.bench.load.result import SentRequest
 from pdserve.bench.load.target import Target
+from pdserve.bench.waiting import is_set_within
 from pdserve.errors import PdserveError
 from pdserve.units import div_ceil, ns_to_seconds
 from pdserve.workload.request import WorkloadRequest
@@ -98,7 +99,7 @@ class Sender:
         for index, request in enumerate(requests):
             body = self._body(index, request)  # before it is due: a long prompt takes milliseconds
             due_ns = self.start_ns + round(1e9 * request.arrival_s)
-            if not await _until(due_ns, stop):
+            if await is_set_within(stop, max(0.0, ns_to_seconds(due_ns - time.monotonic_ns()))):
                 break
             self._start(Sending(due_ns=due_ns, request=request), body, traced=stride > 0 and index % stride == 0)
         await self._finish(stop)
@@ -150,14 +151,3 @@ class Sender:
         if self._target.is_pdserve:
             fields["return_token_ids"] = True
         return msgspec.json.encode(fields)
-
-
-async def _until(instant_ns: int, stop: asyncio.Event) -> bool:
-    """Wait for the instant; false when `stop` is set before it."""
-    delay_s = max(0.0, ns_to_seconds(instant_ns - time.monotonic_ns()))
-    try:
-        async with asyncio.timeout(delay_s):
-            await stop.wait()
-    except TimeoutError:
-        return True
-    return False

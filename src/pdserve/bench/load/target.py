@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 
 from pdserve.errors import ConfigError
+from pdserve.wire.bearer import bearer_headers
 
 LOOK_TIMEOUT_S = 10.0
 ORDINARY_TOKEN_IDS = tuple(range(1000, 5000))
@@ -57,7 +58,7 @@ class _Asker:
     def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None) -> None:
         self._session = session
         self._url = url
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._headers = bearer_headers(api_key)
 
     async def models(self) -> list[dict[str, Any]]:
         status, body = await self._ask("GET", "/v1/models")

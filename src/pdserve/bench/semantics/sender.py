@@ -10,6 +10,7 @@ import aiohttp
 from pdserve.bench.semantics.case import Case, Json, Outcome
 from pdserve.bench.semantics.streams import merge_completion, merge_response
 from pdserve.errors import InternalError
+from pdserve.wire.bearer import bearer_headers
 
 CASE_TIMEOUT_S = 120.0
 
@@ -23,9 +24,7 @@ class Sender:
     def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None = None) -> None:
         self._session = session
         self._url = url
-        self._headers = {"Content-Type": "application/json"}
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers = {"Content-Type": "application/json", **bearer_headers(api_key)}
 
     async def send_all(self, cases: Sequence[Case], *, num_at_once: int) -> list[Outcome]:
         """The outcomes in the order of the cases; so many requests are under way at once."""

@@ -13,6 +13,7 @@ import aiohttp
 from pdserve.bench.semantics.case import Case
 from pdserve.bench.soak.judgement import Cut, Received
 from pdserve.bench.soak.mix import Manner
+from pdserve.wire.bearer import bearer_headers
 
 SLOW_READ_BYTES = 256
 SLOW_READ_EVERY_S = 0.02
@@ -84,9 +85,7 @@ class _Reading:
 @asynccontextmanager
 async def client_of(url: str, *, api_key: str | None) -> AsyncGenerator[Client]:
     """Its connections are closed at the end."""
-    headers = {"Content-Type": "application/json"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
+    headers = {"Content-Type": "application/json", **bearer_headers(api_key)}
     unlimited = aiohttp.ClientTimeout(total=None)
     slow_connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_slow_socket)
     async with (

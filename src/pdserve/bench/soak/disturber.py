@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pdserve.bench.faults.fleet import Fleet
 from pdserve.bench.soak.fault_plan import Fault, FaultKind
+from pdserve.bench.waiting import is_set_within
 from pdserve.errors import ConfigError
 
 DRAIN_TIMEOUT_S = 30.0
@@ -70,13 +71,3 @@ class Disturber:
             await self._fleet.start(name)
         except ConfigError as error:
             self.problems.append(error.message)
-
-
-async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    """Whether the event came; returns as soon as it does."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -7,9 +7,9 @@ from random import Random
 
 from pdserve.bench.semantics.case import Case, Outcome, problem_of
 from pdserve.bench.soak.client import Client
-from pdserve.bench.soak.disturber import is_set_within
 from pdserve.bench.soak.judgement import Ending, Judgement, judge, outcome_of
 from pdserve.bench.soak.mix import LoadKind, Manner, cases_of, draw
+from pdserve.bench.waiting import is_set_within
 from pdserve.errors import InternalError
 
 HUNG_AFTER_S = 120.0

@@ -9,7 +9,7 @@ from pdserve.bench.faults.fleet import GATEWAY, Fleet, FleetSettings, running_fl
 from pdserve.bench.provenance import this_commit, this_machine
 from pdserve.bench.semantics.case import Outcome
 from pdserve.bench.soak.client import client_of
-from pdserve.bench.soak.disturber import Disturber, is_set_within
+from pdserve.bench.soak.disturber import Disturber
 from pdserve.bench.soak.fault_plan import choose_targets, fault_plan
 from pdserve.bench.soak.judgement import Ending
 from pdserve.bench.soak.load import Tally, record, run_clients
@@ -17,6 +17,7 @@ from pdserve.bench.soak.mix import LoadKind
 from pdserve.bench.soak.result import KindRow, SoakResult
 from pdserve.bench.soak.sampler import Sampler
 from pdserve.bench.soak.verdict import Counts, findings, idle_growths, leaks_in, memory_growths
+from pdserve.bench.waiting import is_set_within
 from pdserve.config import environment
 from pdserve.units import MIB
 

@@ -1,4 +1,4 @@
-"""Waiting for something that only looking can tell, with a deadline."""
+"""Waiting with a deadline: for an event, or for something that only looking can tell."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,3 +17,13 @@ async def until(read: Callable[[], Awaitable[T]], accepts: Callable[[T], bool], 
             if accepts(value):
                 return value
             await asyncio.sleep(POLL_S)
+
+
+async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether the event came; returns as soon as it does."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
