@@ -52,7 +52,7 @@ class Auditor:
         """Count what leaked; log it as an error, once."""
         leaks = frozenset(audit(self._hub))
         self._count(leaks)
-        new = sorted(leaks - self._known, key=lambda leak: leak.work_id)
+        new = sorted(leaks - self._known, key=lambda leak: (leak.work_id, leak.kind.value))
         for leak in new[:MAX_LOGGED]:
             _log.error("ledger_leaked kind=%s work_id=%s what=%r", leak.kind.value, leak.work_id, leak.message)
         if len(new) > MAX_LOGGED:
