@@ -1,6 +1,7 @@
 """One child process: started, known to be ready, stopped for certain."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -86,8 +87,10 @@ class Child:
             loop.remove_reader(self._ready_fd)
 
     def signal(self, number: signal.Signals) -> None:
+        # `Process.send_signal` may reap a child that has ended, and then asyncio never learns how (CPython 3.11).
         if self.process.returncode is None:
-            self.process.send_signal(number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     async def stop(self, *, timeout_s: float) -> None:
         """Ask with SIGTERM, insist with SIGKILL."""
