@@ -13,13 +13,14 @@ PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg
 
 
 def test_shares_between_two_readings_are_those_of_the_time_between(tmp_path: Path) -> None:
-    stat, pressure = tmp_path / "stat", tmp_path / "pressure"
+    stat, pressure = tmp_path / "stat", tmp_path / "pressure" / "cpu"
+    pressure.parent.mkdir()
     stat.write_text(BEFORE)
     pressure.write_text(PRESSURE.format(1_000_000))
-    before = read_counters(stat=stat, pressure=pressure)
+    before = read_counters(proc=tmp_path)
     stat.write_text(AFTER)
     pressure.write_text(PRESSURE.format(1_500_000))
-    after = read_counters(stat=stat, pressure=pressure)
+    after = read_counters(proc=tmp_path)
     after = replace(after, instant_s=before.instant_s + 2.0, own_cpu_s=before.own_cpu_s + 0.5)
     found = disturbance_between(before, after)
     assert (found.steal_share, found.psi_cpu_share) == (0.2, 0.25)
@@ -28,7 +29,7 @@ def test_shares_between_two_readings_are_those_of_the_time_between(tmp_path: Pat
 
 
 def test_machine_without_the_counters_has_no_shares(tmp_path: Path) -> None:
-    before, after = (read_counters(stat=tmp_path / "no", pressure=tmp_path / "nothing") for _ in range(2))
+    before, after = (read_counters(proc=tmp_path) for _ in range(2))
     found = disturbance_between(before, after)
     assert (found.steal_share, found.psi_cpu_share, found.busy_share) == (None, None, None)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.bench.soak.process_figures import ProcessFigures, descendants_of, read_figures
+from pdserve.bench.soak.process_figures import ProcessFigures, read_figures
 from pdserve.shared_region import SharedRegion
 
 MAPS = """\
@@ -18,35 +18,26 @@ MAPS = """\
 """
 
 
-def write_process(
-    proc: Path, pid: int, *, parent: int, lines: str = "VmRSS:\t2048 kB\nRssShmem:\t512 kB\nThreads:\t3\n"
-) -> None:
+def write_process(proc: Path, pid: int, *, lines: str = "VmRSS:\t2048 kB\nRssShmem:\t512 kB\nThreads:\t3\n") -> None:
     folder = proc / str(pid)
     (folder / "fd").mkdir(parents=True)
     for number in range(5):
         (folder / "fd" / str(number)).touch()
-    (folder / "status").write_text(f"Name:\tx\nPPid:\t{parent}\n{lines}")
+    (folder / "status").write_text(f"Name:\tx\n{lines}")
     (folder / "maps").write_text(MAPS)
 
 
 def test_figures_of_a_process_count_each_shared_part_once(tmp_path: Path) -> None:
-    write_process(tmp_path, 5, parent=1)
+    write_process(tmp_path, 5)
     assert read_figures(5, proc=tmp_path) == ProcessFigures(
         rss_bytes=2 << 20, shared_rss_bytes=1 << 19, num_fds=5, num_threads=3, shared_bytes=0x4000 + 0x2000 + 0x1000
     )
 
 
 def test_figures_of_a_process_that_is_gone_or_a_zombie_are_none(tmp_path: Path) -> None:
-    write_process(tmp_path, 5, parent=1, lines="Threads:\t1\n")
+    write_process(tmp_path, 5, lines="Threads:\t1\n")
     assert read_figures(5, proc=tmp_path) is None
     assert read_figures(6, proc=tmp_path) is None
-
-
-def test_descendants_of_a_process_are_found_over_generations(tmp_path: Path) -> None:
-    for pid, parent in ((5, 1), (7, 5), (6, 7), (8, 1), (9, 5)):
-        write_process(tmp_path, pid, parent=parent)
-    assert descendants_of(5, proc=tmp_path) == [6, 7, 9]
-    assert descendants_of(8, proc=tmp_path) == []
 
 
 def test_shared_region_and_descriptor_of_this_process_are_seen() -> None:

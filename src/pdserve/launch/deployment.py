@@ -13,6 +13,7 @@ from pdserve.config.deployment import WorkerPlace
 from pdserve.config.environment import cluster_secret
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError, InternalError
+from pdserve.launch.arguments import gateway_arguments, worker_arguments
 from pdserve.launch.child import Child
 from pdserve.wire.bearer import bearer_headers
 
@@ -140,10 +141,15 @@ class LocalDeployment:
         decode worker's core it delays a token of every stream."""
         settings = self._settings
         cpus = sorted({cpu for place in settings.places if place.role is Role.PREFILL for cpu in place.cpus})
-        model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
-        pinning = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
-        where = ("--host", settings.host, "--port", str(port), "--drain-timeout", str(settings.drain_timeout_s))
-        arguments = ("gateway", *model, *where, *pinning, *settings.gateway_arguments)
+        shared = gateway_arguments(
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            host=settings.host,
+            port=port,
+            cpus=cpus,
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+        arguments = (*shared, *settings.gateway_arguments)
         if not settings.tls_arguments:
             return arguments
         control_port = require_free_port(settings.host, 0)
@@ -152,14 +158,14 @@ class LocalDeployment:
 
     def _worker_arguments(self, place: WorkerPlace) -> tuple[str, ...]:
         settings = self._settings
-        arguments = ["worker", "--role", place.role.value, "--name", place.name, "--join", self._join_url]
-        arguments += ["--model-dir", settings.model_dir, "--model-name", settings.model_name]
-        arguments += ["--tensor-parallel-size", str(place.tensor_parallel_size)]
-        arguments += ["--data-parallel-size", str(place.data_parallel_size)]
-        arguments += ["--drain-timeout", str(settings.drain_timeout_s)]
-        if place.cpus:
-            arguments += ["--cpus", ",".join(map(str, place.cpus))]
-        return (*arguments, *settings.worker_arguments, *settings.tls_arguments)
+        shared = worker_arguments(
+            place,
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            join_url=self._join_url,
+            drain_timeout_s=settings.drain_timeout_s,
+        )
+        return (*shared, *settings.worker_arguments, *settings.tls_arguments)
 
     async def _stop_all(self) -> None:
         """Workers first, so that they can finish and say goodbye, then the gateway, which has nothing left then."""

@@ -9,17 +9,18 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from pdserve.bench.exposition import metric_total
+from pdserve.bench.procfs import process_stat
 from pdserve.bench.waiting import until
 from pdserve.config.deployment import WorkerPlace
 from pdserve.config.environment import cluster_secret
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
+from pdserve.launch.arguments import gateway_arguments, worker_arguments
 from pdserve.launch.child import Child
 from pdserve.launch.deployment import require_free_port
 from pdserve.wire.bearer import bearer_headers
@@ -138,11 +139,8 @@ class Fleet:
         """Whether the process stands still by SIGSTOP, its own or another's."""
         if not self.is_running(name):
             return False
-        try:
-            status = Path(f"/proc/{self.pid(name)}/stat").read_text()
-        except OSError:
-            return False
-        return status.rsplit(")", 1)[1].split()[0] == "T"
+        stat = process_stat(self.pid(name))
+        return stat is not None and stat.state == "T"
 
     # What is done to it
 
@@ -289,29 +287,38 @@ class Fleet:
 
     def _add_gateway(self, port: int) -> None:
         settings = self._settings
-        model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
         site = settings.sites.get(GATEWAY, Site())
-        where = ("--host", site.host, "--port", str(port), "--drain-timeout", "0")
+        arguments = gateway_arguments(
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            host=site.host,
+            port=port,
+            cpus=(),
+            drain_timeout_s=0.0,
+        )
         self._members[GATEWAY] = _Member(
             name=GATEWAY,
             role=None,
             url=f"http://{site.host}:{port}",
-            arguments=("gateway", *model, *where, *settings.gateway_arguments),
+            arguments=(*arguments, *settings.gateway_arguments),
             wrapper=site.wrapper,
         )
 
     def _add_worker(self, place: WorkerPlace, port: int) -> None:
         settings = self._settings
         site = settings.sites.get(place.name, Site())
-        who = ("--role", place.role.value, "--name", place.name, "--join", self.url)
-        where = ("--host", site.host, "--port", str(port), "--drain-timeout", "0")
-        model = ("--model-dir", settings.model_dir, "--model-name", settings.model_name)
-        pinning = ("--cpus", ",".join(map(str, place.cpus))) if place.cpus else ()
+        arguments = worker_arguments(
+            place,
+            model_dir=settings.model_dir,
+            model_name=settings.model_name,
+            join_url=self.url,
+            drain_timeout_s=0.0,
+        )
         self._members[place.name] = _Member(
             name=place.name,
             role=place.role,
             url=f"http://{site.host}:{port}",
-            arguments=("worker", *who, *where, *model, *pinning, *settings.worker_arguments),
+            arguments=(*arguments, "--host", site.host, "--port", str(port), *settings.worker_arguments),
             wrapper=site.wrapper,
         )
 

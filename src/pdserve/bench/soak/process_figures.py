@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdserve.bench.procfs import GONE, PROC
 from pdserve.units import KIB
-
-PROC = Path("/proc")
 
 _SHARED_PREFIXES = ("/dev/shm/", "/memfd:")
 """Both are tmpfs: `/dev/shm` by name, memfd without one. The KV caches are memfds."""
-
-_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What reading says of a process that ends meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,26 +36,8 @@ def read_figures(pid: int, *, proc: Path = PROC) -> ProcessFigures | None:
             num_threads=int(fields["Threads"]),
             shared_bytes=_shared_bytes((folder / "maps").read_text()),
         )
-    except _GONE:
+    except GONE:
         return None
-
-
-def descendants_of(pid: int, *, proc: Path = PROC) -> list[int]:
-    """Processes that this one started, and those that they started; ascending, without the process itself."""
-    children: dict[int, list[int]] = {}
-    for folder in proc.glob("[0-9]*"):
-        try:
-            parent = int(_status_fields(folder)["PPid"])
-        except _GONE:
-            continue
-        children.setdefault(parent, []).append(int(folder.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return sorted(found)
 
 
 def _status_fields(folder: Path) -> dict[str, str]:

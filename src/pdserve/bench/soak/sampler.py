@@ -6,7 +6,8 @@ import time
 import aiohttp
 
 from pdserve.bench.faults.fleet import GATEWAY, Fleet
-from pdserve.bench.soak.process_figures import ProcessFigures, descendants_of, read_figures
+from pdserve.bench.procfs import descendants_of, process_stats
+from pdserve.bench.soak.process_figures import ProcessFigures, read_figures
 from pdserve.bench.soak.samples import IdleFigures, IdlePoint, LedgerHistory, Life
 from pdserve.units import ns_to_seconds
 
@@ -78,9 +79,10 @@ class Sampler:
     def _processes(self) -> list[tuple[str, int, ProcessFigures]]:
         """Every process that runs, with its name: a worker's ranks are `NAME/rank-INDEX`."""
         found: list[tuple[str, int, ProcessFigures]] = []
+        stats = process_stats()
         for name in filter(self._fleet.is_running, self._fleet.names):
             pid = self._fleet.pid(name)
-            below = [(f"{name}/rank-{index}", child) for index, child in enumerate(descendants_of(pid))]
+            below = [(f"{name}/rank-{index}", child) for index, child in enumerate(descendants_of(pid, stats))]
             for process_name, process_id in [(name, pid), *below]:
                 if (figures := read_figures(process_id)) is not None:
                     found.append((process_name, process_id, figures))
