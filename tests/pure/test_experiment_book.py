@@ -100,8 +100,8 @@ def test_effect_is_the_geometric_mean_of_ratios_of_blocks_that_both_arms_have() 
     (row,) = [row for row in effects(book_of(*records), [POINT]) if row.metric == "ITL p99"]
     assert (row.baseline_arm, row.arm, row.num_blocks) == (Arm.WHOLE, Arm.APART, 2)
     assert row.effect == pytest.approx(0.5)
-    assert row.low == pytest.approx(0.25)
-    assert row.high == pytest.approx(1.0)
+    assert row.interval.low == pytest.approx(0.25)
+    assert row.interval.high == pytest.approx(1.0)
 
 
 def test_table_of_a_book_counts_void_runs_and_shows_each_pair() -> None:

@@ -80,7 +80,7 @@ class ApiClient:
                 answer.status = response.status
                 if response.status != 200:
                     raise InternalError(f"{path} answered {response.status}: {(await response.text())[:500]}")
-                async for event in _events(response):
+                async for event in stream_events(response):
                     _take(answer, event)
         except aiohttp.ClientError as error:
             raise PdserveError(f"can't reach {self._url}: {error}") from error
@@ -96,7 +96,8 @@ class ApiClient:
         return answer
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
+async def stream_events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
+    """The JSON of each server-sent event but the last, `[DONE]`. Raises: `msgspec.DecodeError`."""
     async for line in response.content:
         if line.startswith(b"data:") and (content := line[5:].strip()) != b"[DONE]":
             yield msgspec.json.decode(content)

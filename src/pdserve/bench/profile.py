@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
 from pdserve.bench.profile_points import PassPoint, pass_points, push_pages
-from pdserve.bench.provenance import Machine, this_commit, this_machine
+from pdserve.bench.provenance import Machine, this_commit, this_instant, this_machine
 from pdserve.bench.transfer_fabric import PushRun, measure_push_run
 from pdserve.engine.client import RankEngine, start_engine
 from pdserve.engine.port import EngineSpec
@@ -28,7 +27,7 @@ from pdserve.perfmodel.sample import PassSample, PushSample
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, Chunk, NewSequence
 from pdserve.shared_region import host_buffer
-from pdserve.units import NS_PER_S
+from pdserve.units import GIB, NS_PER_S
 
 PAGE_SLOTS = 16
 VOCABULARY = 100
@@ -109,7 +108,7 @@ def sum_up(plan: ProfilePlan, timings: Timings) -> Profile:
     Requires: a whole measurement.
     """
     machine, commit = this_machine(), this_commit()
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = this_instant()
     passes, pushes = timings.pass_samples(), timings.push_samples()
     provenance = f"pdserve profile, {date}, {machine.cpu}, commit {commit or 'unknown'}"
 
@@ -132,7 +131,7 @@ def sum_up(plan: ProfilePlan, timings: Timings) -> Profile:
 
 def _in_words(machine: Machine) -> str:
     return (
-        f"{machine.cpu}, {machine.num_cpus} cores, {machine.memory_bytes / 2**30:.0f} GiB, Linux {machine.kernel}, "
+        f"{machine.cpu}, {machine.num_cpus} cores, {machine.memory_bytes / GIB:.0f} GiB, Linux {machine.kernel}, "
         f"Python {machine.python}"
     )
 

@@ -1,8 +1,9 @@
-"""Where a measurement was made: machine and commit, so that a figure can be doubted and repeated."""
+"""Where a measurement was made: machine, commit and time, so that a figure can be doubted and repeated."""
 
 import os
 import platform
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,11 @@ def this_commit() -> str | None:
         check=False,
     )
     return described.stdout.strip() or None
+
+
+def this_instant() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _cpu_model() -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-import msgspec
 
 from pdserve.bench.api_client import ApiClient
 from pdserve.bench.decoding import DecodingRow, Load, Run, measure, rows_of
@@ -17,6 +16,7 @@ from pdserve.bench.decoding_loads import grammar_loads, speculation_loads
 from pdserve.bench.documents import DocumentCount, count_valid_documents
 from pdserve.bench.handoff_check import Prober
 from pdserve.bench.provenance import this_commit, this_machine
+from pdserve.cli.out_file import write_json
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.config import environment
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             "rows": rows,
             "documents": documents,
         }
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+        write_json(arguments.json, document)
     return 0 if documents.num_valid == documents.num_documents else 1
 
 

@@ -5,9 +5,8 @@ import asyncio
 import os
 from pathlib import Path
 
-import msgspec
-
 from pdserve.bench.engine import DEFAULT_REPETITIONS, EngineReport, EngineRow, run_engine_bench
+from pdserve.cli.out_file import write_json
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     report = asyncio.run(run_engine_bench(model_dir, cpu=cpu, repetitions=arguments.repetitions, on_run=say))
     print(format_report(report))
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_json(arguments.json, report)
     return 0
 
 

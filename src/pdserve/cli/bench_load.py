@@ -19,6 +19,8 @@ from pdserve.bench.load.run import Finished, LoadRunner
 from pdserve.bench.load.table import capacity_lines, summary_lines
 from pdserve.bench.load.target import Target, look_at
 from pdserve.bench.report.page import write_report
+from pdserve.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
+from pdserve.cli.out_file import write_json
 from pdserve.cli.serve import say
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.workload import Load, add_workload_flags, requested_load
@@ -26,9 +28,6 @@ from pdserve.config import environment
 from pdserve.errors import ConfigError
 from pdserve.workload.request import WorkloadRequest
 from pdserve.workload.scaling import with_stretched_time
-
-EXIT_NOTHING_ANSWERED = 1
-EXIT_INTERRUPTED = 130
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -172,11 +171,11 @@ class _Bench:
         print("\n".join(summary_lines(result)))
         print(f"wrote {out / 'result.json'} and {out / 'report.html'}")
         if result.summary.num_completed == 0:
-            self.exit_status = EXIT_NOTHING_ANSWERED
+            self.exit_status = EXIT_FAILURE
 
     def _keep_capacity(self, capacity: Capacity) -> None:
         path = self._plan.out / "capacity.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(capacity)) + b"\n")
+        write_json(path, capacity)
         print("\n".join(capacity_lines(capacity)))
         print(f"wrote {path}")
 

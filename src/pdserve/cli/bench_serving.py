@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
-import msgspec
 
 from pdserve.bench.api_client import ApiClient
 from pdserve.bench.handoff_check import NATURAL_TEXT
@@ -22,6 +21,7 @@ from pdserve.bench.serving import (
     measure_overlap,
     measure_short_ttft,
 )
+from pdserve.cli.out_file import write_json
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.config import environment
@@ -106,7 +106,7 @@ class _Bench:
                 "overlap": self._overlap,
                 "latencies": self._latencies,
             }
-            self._arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+            write_json(self._arguments.json, document)
 
     async def _measure_overlap(self, client: ApiClient, session: aiohttp.ClientSession) -> None:
         self._overlap = await measure_overlap(

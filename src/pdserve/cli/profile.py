@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdserve.bench.profile_points import pass_points
+from pdserve.cli.out_file import require_folder_of
 from pdserve.cli.profile_table import format_accuracy, format_profile, format_timings
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
@@ -78,8 +79,7 @@ def _plan(arguments: argparse.Namespace) -> "ProfilePlan":
     cpu = max(usable) if arguments.cpu is None else arguments.cpu
     if cpu not in usable:
         raise ConfigError(f"--cpu {cpu}: this process may use {sorted(usable)}")
-    if not arguments.out.parent.is_dir():
-        raise ConfigError(f"--out {arguments.out}: {arguments.out.parent} is not a directory; make it first")
+    require_folder_of("--out", arguments.out)
     pass_points(max_prompt_tokens=arguments.max_prompt, max_batch=arguments.max_batch)
     return ProfilePlan(
         model_dir=resolve_model(arguments.model_dir).dir,

@@ -1,13 +1,12 @@
 """`pdserve simulate --validate RESULT.json`: a run of the load generator again, on a virtual clock."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.bench.load.result import LoadResult, SentRequest
-from pdserve.bench.load.summary import e2e_s, is_complete, num_tokens, tpot_s, ttft_s
+from pdserve.bench.load.summary import e2e_s, is_complete, num_tokens, tpot_s, ttft_s, worst_gap_s
 from pdserve.simulate.fleet.result import FleetResult
 from pdserve.simulate.fleet.validation import Comparison, compare_attainment, compare_percentiles, figures_of
 from pdserve.workload.request import WorkloadRequest
@@ -48,14 +47,10 @@ def _figures_of(run: LoadResult) -> dict[str, NDArray[np.float64]]:
     figures: dict[str, Callable[[SentRequest], float | None]] = {
         "ttft_s": ttft_s,
         "tpot_s": tpot_s,
-        "worst_gap_s": _worst_gap_s,
+        "worst_gap_s": worst_gap_s,
         "e2e_s": e2e_s,
     }
     return {
         name: np.array([value for request in answered if (value := figure(request)) is not None])
         for name, figure in figures.items()
     }
-
-
-def _worst_gap_s(request: SentRequest) -> float | None:
-    return max((after - before for before, after in pairwise(request.token_s)), default=None)

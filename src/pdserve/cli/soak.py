@@ -17,6 +17,7 @@ from pdserve.bench.soak.mix import load_mix
 from pdserve.bench.soak.result import SoakResult
 from pdserve.bench.soak.soak import SoakSettings, soak
 from pdserve.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
+from pdserve.cli.out_file import require_folder_of
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
@@ -62,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     """1: not passed; 130: interrupted, and what was seen until then is reported."""
     if arguments.minutes <= 0 or arguments.clients < 1:
         raise ConfigError("--minutes must be above 0, and --clients at least 1")
-    if arguments.json is not None and not arguments.json.parent.is_dir():
-        raise ConfigError(f"--json: there is no folder {arguments.json.parent}")
+    if arguments.json is not None:
+        require_folder_of("--json", arguments.json)
     settings = _settings(arguments, _resolve(arguments.model))
     results: list[SoakResult] = []
 

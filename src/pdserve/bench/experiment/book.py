@@ -10,7 +10,7 @@ from pdserve.bench.experiment.conditions import Conditions
 from pdserve.bench.experiment.points import Arm, Point, Slo
 from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.load.result import SentRequest, Summary
-from pdserve.bench.load.summary import gaps_s, is_complete, tpot_s, ttft_s
+from pdserve.bench.load.summary import is_complete, tpot_s, ttft_s, worst_gap_s
 from pdserve.bench.provenance import Machine
 from pdserve.errors import ConfigError
 
@@ -95,7 +95,7 @@ def felt(requests: Sequence[SentRequest]) -> tuple[Felt, ...]:
         Felt(
             ttft_s=_rounded(ttft_s(request) if request.token_s else None),
             tpot_s=_rounded(tpot_s(request)),
-            worst_gap_s=_rounded(max(gaps_s(request), default=None)),
+            worst_gap_s=_rounded(worst_gap_s(request)),
             complete=is_complete(request),
         )
         for request in requests

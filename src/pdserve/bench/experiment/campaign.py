@@ -1,6 +1,5 @@
 """Carries the experiment out: calibrates, starts an arm, sends its load, judges the run, writes it down."""
 
-import datetime
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from pdserve.bench.experiment.cpu_time import cpu_times, shares
 from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.load.result import SentRequest
 from pdserve.bench.load.summary import summarise
-from pdserve.bench.provenance import this_commit
+from pdserve.bench.provenance import this_commit, this_instant
 from pdserve.engine.client import start_engine
 from pdserve.engine.port import EngineSpec
 from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
@@ -67,7 +66,7 @@ class Campaign:
         return book
 
     async def _run(self, book: Book, run: Run) -> RunRecord:
-        started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        started = this_instant()
         prefill_s = book.reference.prefill_s[run.point.num_prompt_tokens]
         workload = run.point.workload(prefill_s=prefill_s, seed=run.seed)
         requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))

@@ -5,23 +5,18 @@ and are no independent samples; blocks are.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from enum import Enum
 
 import msgspec
 import numpy as np
 
 from pdserve.bench.experiment.book import Book, RunRecord
 from pdserve.bench.experiment.points import Arm, Point
-from pdserve.bench.report.bootstrap import Counts, intervals
+from pdserve.bench.report.bootstrap import Counts, Effect, Interval, intervals
 
 PAIRS = ((Arm.WHOLE, Arm.APART), (Arm.CHUNKED, Arm.APART), (Arm.WHOLE, Arm.CHUNKED))
 """A baseline, and what is compared with it."""
-
-
-class Effect(Enum):
-    RATIO = "ratio"
-    DIFFERENCE = "difference"
 
 
 class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +30,7 @@ class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: Effect
     effect: float
     """The geometric mean of the blocks' ratios, or the mean of their differences."""
-    low: float
-    high: float
+    interval: Interval
     num_blocks: int
 
 
@@ -52,8 +46,8 @@ def effects(book: Book, points: Sequence[Point]) -> list[EffectRow]:
 
 def _user_speed(record: RunRecord) -> float | None:
     """The median of the requests' tokens a second."""
-    tpots = sorted(one.tpot_s for one in record.felt if one.tpot_s)
-    return 1 / tpots[len(tpots) // 2] if tpots else None
+    tpots = [one.tpot_s for one in record.felt if one.tpot_s]
+    return 1 / statistics.median_high(tpots) if tpots else None
 
 
 METRICS: tuple[tuple[str, Effect, Callable[[RunRecord], float | None]], ...] = (
@@ -110,8 +104,7 @@ def _row(
         value=float(np.median([y for _, y in known])),
         kind=kind,
         effect=as_told(float(changes.mean())),
-        low=as_told(interval.low),
-        high=as_told(interval.high),
+        interval=Interval(low=as_told(interval.low), high=as_told(interval.high)),
         num_blocks=len(known),
     )
 
@@ -137,8 +130,9 @@ def table(book: Book, points: Sequence[Point]) -> str:
 
 
 def _line(row: EffectRow) -> str:
+    interval = row.interval.told(row.kind)
     if row.kind is Effect.DIFFERENCE:
         values = f"{100 * row.baseline:>9.1f}%{100 * row.value:>9.1f}%{100 * row.effect:>+7.1f} pp"
-        return f"  {row.metric:<22}{values}   {100 * row.low:+.1f} to {100 * row.high:+.1f} pp, {row.num_blocks}"
+        return f"  {row.metric:<22}{values}   {interval}, {row.num_blocks}"
     values = f"{row.baseline:>10.4g}{row.value:>10.4g}{row.effect:>10.3f}"
-    return f"  {row.metric:<22}{values}   {row.low:.3f} to {row.high:.3f}, {row.num_blocks}"
+    return f"  {row.metric:<22}{values}   {interval}, {row.num_blocks}"

@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from pdserve.bench.api_client import stream_events
+
 
 class Ending(Enum):
     FINISHED = "finished"
@@ -87,10 +89,7 @@ class Asking:
             return Ending.BROKEN
 
     async def _read(self, response: aiohttp.ClientResponse) -> Ending:
-        async for line in response.content:
-            if not line.startswith(b"data: ") or line == b"data: [DONE]\n":
-                continue
-            event = json.loads(line[6:])
+        async for event in stream_events(response):
             if "error" in event:
                 self._code = str(event["error"]["code"])
                 return Ending.ERROR

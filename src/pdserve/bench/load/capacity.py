@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 ATTAINMENT_AIM = 0.9
+"""Of the requests; what a rate must reach to count as within a system's capacity."""
+
 MAX_STEPS = 10
 ENOUGH_RATIO = 1.1
 """Between the least rate that was too much and the largest that was not, at which the search ends: what lies closer

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import aiohttp
 
@@ -19,7 +18,7 @@ from pdserve.bench.load.result import LoadResult, Objective
 from pdserve.bench.load.sender import Sender, SendLimits
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.load.target import Target
-from pdserve.bench.provenance import this_commit, this_machine
+from pdserve.bench.provenance import this_commit, this_instant, this_machine
 from pdserve.workload.request import WorkloadRequest
 
 
@@ -65,7 +64,7 @@ class LoadRunner:
     ) -> Finished:
         """`stop` cuts it short. Requires: requests."""
         sender = Sender(self._client, self._target, Prompts(self._target.token_ids, seed=seed), self._limits)
-        started = datetime.now(UTC)
+        started = this_instant()
         pools, machine = await self._read_pools(), read_counters()
         progress = asyncio.create_task(show_progress(sender, requests, sys.stderr))
         try:
@@ -79,7 +78,7 @@ class LoadRunner:
         result = LoadResult(
             commit=this_commit(),
             machine=this_machine(),
-            started=started.isoformat(timespec="seconds"),
+            started=started,
             configuration={**configuration, **cut_short},
             objective=objective,
             summary=summarise(sent, objective),

@@ -31,7 +31,7 @@ def summarise(requests: Sequence[SentRequest], objective: Objective) -> Summary:
         ttft=distribution(map(ttft_s, answered)),
         tpot=distribution(tpot for request in answered if (tpot := tpot_s(request)) is not None),
         itl=distribution(gap for request in answered for gap in gaps_s(request)),
-        worst_gap=distribution(max(gaps_s(request)) for request in answered if len(request.token_s) > 1),
+        worst_gap=distribution(gap for request in answered if (gap := worst_gap_s(request)) is not None),
         e2e=distribution(map(e2e_s, complete)),
         lateness=distribution(request.sent_s - request.due_s for request in requests),
         output_tokens_per_s=_rate(sum(map(num_tokens, requests)), duration_s),
@@ -52,7 +52,7 @@ def is_good(request: SentRequest, objective: Objective) -> bool:
         for value, limit in (
             (ttft_s(request), objective.ttft_s),
             (tpot_s(request), objective.tpot_s),
-            (max(gaps_s(request), default=None), objective.stall_s),
+            (worst_gap_s(request), objective.stall_s),
         )
     )
 
@@ -69,6 +69,11 @@ def ttft_s(request: SentRequest) -> float:
 
 def gaps_s(request: SentRequest) -> list[float]:
     return [after - before for before, after in itertools.pairwise(request.token_s)]
+
+
+def worst_gap_s(request: SentRequest) -> float | None:
+    """The longest; None for fewer than two tokens."""
+    return max(gaps_s(request), default=None)
 
 
 def tpot_s(request: SentRequest) -> float | None:

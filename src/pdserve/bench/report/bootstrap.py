@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,25 @@ Counts = npt.NDArray[np.int64]
 """How often each member was drawn in one resample."""
 
 
+class Effect(Enum):
+    """How what changed is told."""
+
+    RATIO = "ratio"
+    DIFFERENCE = "difference"
+    """For shares, which may be 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     low: float
     high: float
+
+    def told(self, effect: Effect) -> str:
+        match effect:
+            case Effect.RATIO:
+                return f"{self.low:.3f} to {self.high:.3f}"
+            case Effect.DIFFERENCE:
+                return f"{100 * self.low:+.1f} to {100 * self.high:+.1f} pp"
 
 
 class Samples:

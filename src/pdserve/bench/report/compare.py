@@ -7,7 +7,6 @@ and a resample draws pairs, so that what both runs have in common (a burst, a lo
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -15,19 +14,13 @@ import numpy as np
 
 from pdserve.bench.load.result import RESULT_VERSION, LoadResult, Objective, SentRequest
 from pdserve.bench.load.summary import e2e_s, gaps_s, is_good, num_tokens, tpot_s, ttft_s
-from pdserve.bench.report.bootstrap import Counts, Interval, Samples, intervals
+from pdserve.bench.report.bootstrap import Counts, Effect, Interval, Samples, intervals
 from pdserve.errors import ConfigError
 
 PERCENTS = (50.0, 90.0, 99.0)
 
 DUE_TOLERANCE_S = 1e-6
 """Of the same instant written and read back."""
-
-
-class Effect(Enum):
-    RATIO = "B : A"
-    DIFFERENCE = "B - A"
-    """For shares, which may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +146,15 @@ def _differences(a: LoadResult, b: LoadResult) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    interval = row.interval
     if math.isnan(row.value):
         return f"{row.name:<24}{row.a:>12.4g}{row.b:>12.4g}{'-':>12}"
+    interval = row.interval.told(row.effect)
     match row.effect:
         case Effect.RATIO:
             unit = "" if row.name == "tokens/s" else " s"
             shown = f"{row.name:<24}{f'{row.a:.4g}{unit}':>12}{f'{row.b:.4g}{unit}':>12}{row.value:>12.3f}"
-            return f"{shown}   {interval.low:.3f} to {interval.high:.3f}"
+            return f"{shown}   {interval}"
         case Effect.DIFFERENCE:
             shown = f"{row.name:<24}{f'{100 * row.a:.1f}%':>12}{f'{100 * row.b:.1f}%':>12}"
             points = f"{100 * row.value:+.1f} pp"
-            return f"{shown}{points:>12}   {100 * interval.low:+.1f} to {100 * interval.high:+.1f} pp"
+            return f"{shown}{points:>12}   {interval}"

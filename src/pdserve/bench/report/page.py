@@ -5,15 +5,13 @@ from html import escape
 from pathlib import Path
 
 from pdserve.bench.handoff_trace import HandoffTrace
+from pdserve.bench.load.capacity import ATTAINMENT_AIM
 from pdserve.bench.load.result import Distribution, Disturbance, LoadResult, Objective
 from pdserve.bench.report.charts import charts
 from pdserve.bench.report.timeline import handoff_timeline
 from pdserve.units import GIB
 
 STYLE = Path(__file__).with_name("page.css")
-
-ATTAINMENT_AIM = 0.9
-"""Of requests; what a rate must reach to count as within a system's capacity."""
 
 DISTURBED_SHARE = 0.1
 """Of the time, stolen by the hypervisor or waited for a CPU, from which latencies say more about the machine."""
