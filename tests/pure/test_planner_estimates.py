@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.pure.planned_loads import planned
 
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
@@ -15,7 +16,6 @@ from pdserve.perfmodel.placement import Placement
 from pdserve.planner.estimate import Estimator
 from pdserve.planner.goal import Goal
 from pdserve.planner.options import chunk_sizes, families
-from pdserve.workload.synthetic import SyntheticWorkload
 
 
 def goal_of(
@@ -32,9 +32,7 @@ def goal_of(
     return Goal(
         hardware=hardware("h200"),
         shape=model_shape(model),
-        workload=SyntheticWorkload(
-            num_prompt_tokens=prompt, num_output_tokens=output, rate_per_s=rate, num_prefix_tokens=prefix
-        ),
+        workload=planned(f"prompt={prompt},output={output},rate={rate},prefix={prefix}"),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         max_accelerators=max_accelerators,
@@ -148,7 +146,7 @@ def test_model_that_fits_no_node_is_refused() -> None:
     goal = Goal(
         hardware=hardware("h100"),
         shape=model_shape("deepseek-r1"),
-        workload=SyntheticWorkload(num_prompt_tokens=100, num_output_tokens=10, rate_per_s=1),
+        workload=planned("prompt=100,output=10,rate=1"),
         ttft_s=1,
         tpot_s=1,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.pure.planned_loads import planned
 
 from pdserve.cli import plan as plan_command
 from pdserve.cli.plan_table import format_plan
@@ -19,12 +20,11 @@ from pdserve.planner.goal import Goal
 from pdserve.planner.options import families
 from pdserve.planner.search import Plan, Verdict, search, verdict_of
 from pdserve.simulate.fleet.result import ANSWERED, FleetResult
-from pdserve.workload.synthetic import SyntheticWorkload
 
 GOAL = Goal(
     hardware=hardware("h200"),
     shape=model_shape("deepseek-r1"),
-    workload=SyntheticWorkload(num_prompt_tokens=5000, num_output_tokens=320, rate_per_s=3),
+    workload=planned("prompt=5000,output=320,rate=3"),
     ttft_s=2,
     tpot_s=0.02,
 )
@@ -120,6 +120,7 @@ def test_plan_report_gives_goodput_cost_busy_pools_and_provenance() -> None:
     assert f"{3 / 40:.4f}" in report
     assert "decode saturates first" in report
     assert "aiconfigurator-core" in report
+    assert "they follow from the model's form" in report
 
 
 def test_verdict_leaves_out_the_first_requests_and_counts_refusals_as_misses() -> None:
@@ -148,6 +149,7 @@ def test_verdict_leaves_out_the_first_requests_and_counts_refusals_as_misses() -
 
 
 def arguments_of(**changed: str) -> argparse.Namespace:
+    """`without=NAME,NAME` leaves flags out."""
     parser = argparse.ArgumentParser()
     plan_command.add_parser(parser.add_subparsers())
     flags = {
@@ -157,7 +159,10 @@ def arguments_of(**changed: str) -> argparse.Namespace:
         "--rate": "20",
         "--slo": "ttft=1,tpot=0.05",
         "--requests": "60",
+        "--jobs": "1",
     }
+    for name in changed.pop("without", "").split(","):
+        flags.pop(f"--{name}", None)
     flags |= {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     return parser.parse_args(["plan", *(part for pair in flags.items() for part in pair)])
 
@@ -183,6 +188,16 @@ def test_plan_of_a_small_load_is_simulated_printed_and_drawn(
         ({"model": "gpt-7"}, "model 'gpt-7' is not known; known are"),
         ({"workload": "prompt=500"}, "needs output"),
         ({"workload": "prompt=x,output=20"}, "prompt=x"),
+        ({"without": "rate"}, "needs --rate"),
+        ({"without": "rate", "workload": "synthetic:prompt=500,output=20"}, "needs rate"),
+        ({"without": "workload", "trace": "nothing"}, "is no FORMAT:FILE"),
+        ({"without": "workload", "trace": "azure:/nowhere"}, "can't be read"),
+        ({"without": "workload", "from": "http://127.0.0.1:9"}, "leave --rate out"),
+        ({"without": "workload,rate", "from": "127.0.0.1:9"}, "is no URL"),
+        ({"without": "workload,rate", "from": "http://127.0.0.1:9"}, "is it the gateway?"),
+        ({"without": "workload,rate", "from": "http://127.0.0.1:9", "window": "0"}, "--window must be"),
+        ({"window": "5"}, "--window goes with --from"),
+        ({"jobs": "0"}, "--jobs must be"),
         ({"rate": "0"}, "--rate must be over 0"),
         ({"rate": "nan"}, "--rate must be over 0"),
         ({"slo": "ttft=1"}, "write both"),

@@ -2,9 +2,11 @@
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.cli.plan_load import add_load_flags, check_load_flags, planned_load
 from pdserve.cli.plan_table import format_plan
 from pdserve.cli.serve import say
 from pdserve.cli.subparsers import Subparsers
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from pdserve.planner.goal import Goal
 
 SLO_KEYS = ("ttft", "tpot")
-MIN_REQUESTS = 50
-"""Fewer do not tell nine of ten from eight of ten."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,19 +24,14 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--hardware", required=True, metavar="NAME", help="accelerator, for example h200")
     parser.add_argument("--model", required=True, metavar="NAME", help="for example deepseek-r1")
-    parser.add_argument(
-        "--workload", required=True, metavar="SPEC", help="prompt=TOKENS,output=TOKENS, and cv= and prefix= if wanted"
-    )
-    parser.add_argument("--rate", type=float, required=True, metavar="R", help="requests a second")
+    add_load_flags(parser)
     parser.add_argument("--slo", required=True, metavar="SPEC", help="ttft=SECONDS,tpot=SECONDS")
     parser.add_argument(
         "--attainment", type=float, default=0.9, metavar="SHARE", help="of requests within the SLO (default: 0.9)"
     )
     parser.add_argument("--max-gpus", type=int, default=1024, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--gpu-hour-cost", type=float, metavar="COST", help="of one GPU, for the cost of a token")
-    parser.add_argument(
-        "--requests", type=int, default=300, metavar="N", help="to simulate on each fleet (default: %(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes that simulate (default: one a core)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what was simulated there, as PNG")
     parser.add_argument(
         "--tables", type=Path, metavar="DIR", help="tables of benchmarks/gpu_tables.py; default: those of pdserve"
@@ -45,10 +40,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """1: no fleet meets the SLO; what comes closest is printed."""
-    from pdserve.planner.search import search, simulated
+    from pdserve.planner.parallel import search_in_parallel
 
     goal = _goal(arguments)
-    plan = search(goal, simulated(arguments.requests), on_run=say)
+    num_processes = arguments.jobs or len(os.sched_getaffinity(0))
+    plan = search_in_parallel(goal, num_processes=num_processes, on_run=say)
     print(format_plan(plan, gpu_hour_cost=arguments.gpu_hour_cost))
     if arguments.plot is not None:
         from pdserve.cli.plan_plot import draw_plan
@@ -62,12 +58,11 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
     from pdserve.perfmodel.hardware import hardware
     from pdserve.perfmodel.model_shape import model_shape
     from pdserve.planner.goal import Goal
-    from pdserve.workload.synthetic import parse_synthetic
 
-    _require(0 < arguments.rate < math.inf, f"--rate must be over 0, not {arguments.rate:g}")
+    check_load_flags(arguments)
     _require(0 < arguments.attainment <= 1, f"--attainment must be over 0 and at most 1, not {arguments.attainment:g}")
     _require(arguments.max_gpus >= 1, f"--max-gpus must be 1 or more, not {arguments.max_gpus}")
-    _require(arguments.requests >= MIN_REQUESTS, f"--requests must be {MIN_REQUESTS} or more, not {arguments.requests}")
+    _require(arguments.jobs is None or arguments.jobs >= 1, f"--jobs must be 1 or more, not {arguments.jobs}")
     cost = arguments.gpu_hour_cost
     _require(cost is None or 0 < cost < math.inf, "--gpu-hour-cost must be over 0")
     plot, tables = arguments.plot, arguments.tables
@@ -77,7 +72,7 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
     return Goal(
         hardware=hardware(arguments.hardware),
         shape=model_shape(arguments.model),
-        workload=parse_synthetic(f"{arguments.workload},rate={arguments.rate}"),
+        workload=planned_load(arguments),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         attainment=arguments.attainment,

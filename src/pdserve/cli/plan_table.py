@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from pdserve.config.role import Role
 
 if TYPE_CHECKING:
+    from pdserve.perfmodel.placement import Placement
+    from pdserve.planner.goal import Goal
     from pdserve.planner.search import Plan, Verdict
 
 MS_PER_S = 1000
@@ -17,9 +19,7 @@ _HEAD = (
 
 def format_plan(plan: "Plan", *, gpu_hour_cost: float | None) -> str:
     verdicts = [each for each in (plan.disaggregated, plan.colocated) if each is not None]
-    models = {
-        str(pool.placement): plan.goal.model(pool.placement) for each in verdicts for pool in each.candidate.pools
-    }
+    placements = {pool.placement for each in verdicts for pool in each.candidate.pools}
     return "\n".join(
         [
             _conclusion(plan),
@@ -29,23 +29,30 @@ def format_plan(plan: "Plan", *, gpu_hour_cost: float | None) -> str:
             "",
             *(f"- {reason}" for reason in _reasons(plan)),
             "",
-            *(f"times of {name}: {model.provenance}" for name, model in models.items()),
+            *sorted(_provenance(plan.goal, placement) for placement in placements),
         ]
     )
 
 
 def _conclusion(plan: "Plan") -> str:
     goal, best = plan.goal, plan.best
-    load = (
-        f"{goal.workload.rate_per_s:g} requests/s of {goal.workload.num_prompt_tokens} + "
-        f"{goal.workload.num_output_tokens} tokens, TTFT {goal.ttft_s:g} s, TPOT {MS_PER_S * goal.tpot_s:g} ms"
-    )
+    load = f"{goal.workload}, TTFT {goal.ttft_s:g} s, TPOT {MS_PER_S * goal.tpot_s:g} ms"
     if best.meets(goal):
         return f"plan: {best.candidate}, {best.candidate.num_accelerators} {goal.hardware.name}, for {load}"
     return (
         f"no plan: {best.attainment:.0%} of requests are within the SLO in what comes closest, {best.candidate}, for "
         f"{load}"
     )
+
+
+def _provenance(goal: "Goal", placement: "Placement") -> str:
+    from pdserve.perfmodel.known import stored_profile
+
+    line = f"times of {placement}: {goal.model(placement).provenance}"
+    profile = stored_profile(placement, tables=goal.tables)
+    if profile is None or profile.accuracy.mixed_mape is not None:
+        return line
+    return f"{line}; passes of a prompt's chunk with decode tokens are not tabulated, they follow from the model's form"
 
 
 def _line(plan: "Plan", verdict: "Verdict", gpu_hour_cost: float | None) -> str:

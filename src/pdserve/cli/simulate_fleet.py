@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pdserve.bench.load.result import LoadResult
 from pdserve.bench.report.compare import read_result
 from pdserve.cli.simulate_validation import compare_runs, workload_of
-from pdserve.cli.workload import requested_load
+from pdserve.cli.workload import load_named
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
 from pdserve.perfmodel.fitted import FittedModel, affine_model
@@ -26,7 +26,6 @@ from pdserve.simulate.fleet.simulation import simulate_fleet
 from pdserve.simulate.fleet.validation import figures_of
 from pdserve.units import MIB
 from pdserve.workload.request import WorkloadRequest
-from pdserve.workload.scaling import with_stretched_time
 
 DEFAULT_PREFILL_SHARE = 0.25
 DEFAULT_REQUESTS = 10_000
@@ -159,27 +158,14 @@ def _workload(arguments: argparse.Namespace, plan: FleetPlan, perf: dict[Role, P
     rate_per_s: float | None = arguments.rate
     if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
         raise ConfigError("--rate is in requests a second and must be over 0")
+    num_requests = DEFAULT_REQUESTS if arguments.requests is None else arguments.requests
+    seed = arguments.seed or 0
     if arguments.workload is not None or arguments.trace is not None:
-        load = requested_load(_load_arguments(arguments))
-        if rate_per_s is None or not load.has_rate:
-            return load.requests
-        return with_stretched_time(load.requests, load.rate_per_s / rate_per_s)
+        load = load_named(workload=arguments.workload, trace=arguments.trace, num_requests=num_requests, seed=seed)
+        return (load if rate_per_s is None or not load.has_rate else load.at_rate(rate_per_s)).requests
     num_prompt, num_output = DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS
     if rate_per_s is None:
         capacity = capacity_per_s(plan, perf, num_prompt_tokens=num_prompt, num_output_tokens=num_output)
         rate_per_s = DEFAULT_LOAD_SHARE * capacity
     keys = f"prompt={num_prompt},output={num_output},rate={rate_per_s!r}"
-    return requested_load(_load_arguments(arguments, workload=f"synthetic:{keys}")).requests
-
-
-def _load_arguments(arguments: argparse.Namespace, **given: str) -> argparse.Namespace:
-    """As `requested_load` wants them."""
-    flags = {
-        "workload": arguments.workload,
-        "trace": arguments.trace,
-        "requests": DEFAULT_REQUESTS if arguments.requests is None else arguments.requests,
-        "seed": arguments.seed or 0,
-        "scale_length": 1.0,
-        "stretch": 1.0,
-    }
-    return argparse.Namespace(**{**flags, **given})
+    return load_named(workload=f"synthetic:{keys}", trace=None, num_requests=num_requests, seed=seed).requests

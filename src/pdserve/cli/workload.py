@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdserve.errors import ConfigError
@@ -32,6 +32,19 @@ class Load:
     def rate_per_s(self) -> float:
         """The mean rate of its arrivals. Requires: `has_rate`."""
         return (len(self.requests) - 1) / (self.requests[-1].arrival_s - self.requests[0].arrival_s)
+
+    def at_rate(self, rate_per_s: float) -> "Load":
+        """As many requests, that come faster or slower. Requires: `has_rate`, and `rate_per_s` > 0."""
+        return replace(self, requests=tuple(with_stretched_time(self.requests, self.rate_per_s / rate_per_s)))
+
+
+def load_named(*, workload: str | None, trace: str | None, num_requests: int, seed: int) -> Load:
+    """As `--workload` or `--trace` says, neither scaled nor stretched. Raises: `ConfigError`."""
+    return requested_load(
+        argparse.Namespace(
+            workload=workload, trace=trace, requests=num_requests, seed=seed, scale_length=1.0, stretch=1.0
+        )
+    )
 
 
 def add_workload_flags(parser: argparse.ArgumentParser) -> None:

@@ -27,27 +27,30 @@ class Estimator:
     model: FittedModel
 
     def prefill_s(self, chunk_tokens: int) -> float:
-        """Of one prompt alone, its passes without decode tokens."""
-        return sum(self.model.pass_s(shape) for shape in self._chunks(chunk_tokens))
+        """Of a prompt of mean length alone, its passes without decode tokens."""
+        return self._passes_s(self.goal.num_uncached_tokens, chunk_tokens)
 
     def step_s(self, batch: int) -> float:
         """Of a decode pass."""
         return self.model.pass_s(self._decode(batch))
 
     def idle_ttft_s(self, chunk_tokens: int) -> float:
-        """In an empty fleet: prefill, the push of what its last layer left over, and the first decode pass."""
-        return self.prefill_s(chunk_tokens) + self._exposed_s() + self.step_s(1)
+        """In an empty fleet, of a late prompt: its prefill, the push of what its last layer left over, and the first
+        decode pass."""
+        return self._passes_s(self.goal.num_late_tokens, chunk_tokens) + self._exposed_s() + self.step_s(1)
 
     def prefill_ttft_s(self, rate: float, *, num_workers: int, chunk_tokens: int) -> float:
         """That nine of ten requests keep within, when `rate` is that of the whole pool; infinite when overloaded.
 
-        Source: the wait in M/D/c, by Sakasegawa's approximation; its tail taken as exponential.
+        Source: the wait in M/G/c, by Sakasegawa's approximation, prefills varying as the prompts' lengths; its tail
+        taken as exponential.
         """
         service_s = self.prefill_s(chunk_tokens)
         load = rate * service_s / num_workers
         if load >= 1:
             return math.inf
-        mean_wait_s = service_s / 2 * load ** (math.sqrt(2 * (num_workers + 1)) - 1) / (num_workers * (1 - load))
+        busy_s = service_s * (1 + self.goal.workload.prompt_cv**2) / 2
+        mean_wait_s = busy_s * load ** (math.sqrt(2 * (num_workers + 1)) - 1) / (num_workers * (1 - load))
         wait_share = min(1.0, load ** math.sqrt(num_workers))
         late_wait_s = mean_wait_s / wait_share * max(0.0, math.log(10 * wait_share)) if wait_share > 0 else 0.0
         return late_wait_s + self.idle_ttft_s(chunk_tokens)
@@ -74,7 +77,7 @@ class Estimator:
 
     def _colocated_holds(self, rate: float, chunk_tokens: int) -> bool:
         """Little's law at the target: the batch that the time per token leads to, and the share of mixed passes."""
-        goal, chunks = self.goal, self._chunks(chunk_tokens)
+        goal, chunks = self.goal, self._chunks(self.goal.num_uncached_tokens, chunk_tokens)
         mean = rate * goal.workload.num_output_tokens * goal.tpot_s
         batch = max(1, math.ceil(mean + SPREAD * math.sqrt(mean)))
         if batch * goal.num_final_tokens > self.placement.kv_tokens:
@@ -99,9 +102,14 @@ class Estimator:
                 high = middle - 1
         return low
 
-    def _chunks(self, chunk_tokens: int) -> list[PassShape]:
-        stop = self.goal.workload.num_prompt_tokens
-        starts = range(stop - self.goal.num_uncached_tokens, stop, chunk_tokens)
+    def _passes_s(self, num_tokens: int, chunk_tokens: int) -> float:
+        return sum(self.model.pass_s(shape) for shape in self._chunks(num_tokens, chunk_tokens))
+
+    def _chunks(self, num_tokens: int, chunk_tokens: int) -> list[PassShape]:
+        """Of a prompt with so many tokens that are in no cache."""
+        start = self.goal.num_cached_tokens
+        stop = start + num_tokens
+        starts = range(start, stop, chunk_tokens)
         return [chunk_shape(start=start, stop=min(start + chunk_tokens, stop)) for start in starts]
 
     def _decode(self, batch: int) -> PassShape:
@@ -110,5 +118,5 @@ class Estimator:
     def _exposed_s(self) -> float:
         """Of the push: its last layer's part, when the layers before it were hidden behind the forward pass."""
         shape = self.placement.shape
-        num_bytes = self.goal.num_uncached_tokens * shape.kv_rank_token_bytes(self.placement.tensor_parallel_size)
+        num_bytes = self.goal.num_late_tokens * shape.kv_rank_token_bytes(self.placement.tensor_parallel_size)
         return self.model.push_s(num_bytes // shape.num_layers)

@@ -9,7 +9,7 @@ from pdserve.perfmodel.hardware import Hardware
 from pdserve.perfmodel.known import known_model, stored_profile
 from pdserve.perfmodel.model_shape import ModelShape
 from pdserve.perfmodel.placement import Placement
-from pdserve.workload.synthetic import SyntheticWorkload
+from pdserve.planner.load import PlannedLoad
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
@@ -18,7 +18,7 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 class Goal:
     hardware: Hardware
     shape: ModelShape
-    workload: SyntheticWorkload
+    workload: PlannedLoad
     ttft_s: float
     tpot_s: float
     """The mean of a request."""
@@ -32,6 +32,15 @@ class Goal:
     def num_uncached_tokens(self) -> int:
         """Of a prompt, that no earlier one has left in a prefix cache."""
         return max(1, self.workload.num_prompt_tokens - self.workload.num_prefix_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.workload.num_prompt_tokens - self.num_uncached_tokens
+
+    @property
+    def num_late_tokens(self) -> int:
+        """As `num_uncached_tokens`, of a prompt so long that only those shorter need be in time."""
+        return max(1, self.workload.prompt_tokens_within(self.attainment) - self.workload.num_prefix_tokens)
 
     @property
     def num_final_tokens(self) -> int:
@@ -51,10 +60,10 @@ class Goal:
 
         Raises: `ConfigError` when there are none.
         """
-        possible = [each for each in self._shardings() if each.kv_tokens >= self.num_final_tokens]
+        possible = [each for each in self._shardings() if each.kv_tokens >= self.workload.most_tokens]
         if not possible:
             raise ConfigError(
-                f"{self.shape.name} with {self.num_final_tokens} tokens does not fit into a node of "
+                f"{self.shape.name} with {self.workload.most_tokens} tokens does not fit into a node of "
                 f"{self.hardware.num_in_node} {self.hardware.name}; plan for hardware with more memory"
             )
         tabulated = [each for each in possible if stored_profile(each, tables=self.tables) is not None]

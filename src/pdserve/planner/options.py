@@ -70,7 +70,7 @@ def families(goal: Goal) -> tuple[Family, ...]:
 
 def chunk_sizes(goal: Goal) -> tuple[int, ...]:
     """Those that cut a prompt differently."""
-    whole = goal.num_uncached_tokens
+    whole = max(1, goal.workload.prompt_lengths[-1] - goal.workload.num_prefix_tokens)
     return tuple(size for size, smaller in zip(CHUNK_TOKENS, (0, *CHUNK_TOKENS), strict=False) if smaller < whole)
 
 

@@ -79,15 +79,17 @@ def search(goal: Goal, simulate: Simulate, *, on_run: Callable[[str], None]) -> 
         verdicts.append(simulate(goal, candidate))
         return verdicts[-1]
 
-    tried = families(goal)
-    best = {
-        is_colocated: _search_kind(goal, [each for each in tried if each.is_colocated is is_colocated], judge)
-        for is_colocated in (False, True)
-    }
-    return Plan(goal=goal, disaggregated=best[False], colocated=best[True], simulated=tuple(verdicts))
+    best = [search_kind(goal, kind, judge) for kind in kinds(goal)]
+    return Plan(goal=goal, disaggregated=best[0], colocated=best[1], simulated=tuple(verdicts))
 
 
-def _search_kind(goal: Goal, kind: Sequence[Family], judge: Callable[[Candidate], Verdict]) -> Verdict | None:
+def kinds(goal: Goal) -> tuple[Sequence[Family], Sequence[Family]]:
+    """Families apart, and colocated ones. Raises: as `families`."""
+    found = families(goal)
+    return [each for each in found if not each.is_colocated], [each for each in found if each.is_colocated]
+
+
+def search_kind(goal: Goal, kind: Sequence[Family], judge: Callable[[Candidate], Verdict]) -> Verdict | None:
     """The best over some families. One that is not smaller than what was found already is not simulated."""
     best: Verdict | None = None
     for family in kind:
@@ -117,14 +119,10 @@ def _bisect(goal: Goal, family: Family, most: int, judge: Callable[[Candidate], 
     return verdicts
 
 
-def simulated(num_requests: int) -> Simulate:
-    """Simulates so many requests of the goal's load on each fleet."""
-
-    def simulate(goal: Goal, candidate: Candidate) -> Verdict:
-        requests = goal.workload.requests(num_requests)
-        return verdict_of(goal, candidate, simulate_fleet(candidate.fleet_plan(), requests, candidate.models(goal)))
-
-    return simulate
+def simulated(goal: Goal, candidate: Candidate) -> Verdict:
+    """What the goal's requests find in this fleet."""
+    result = simulate_fleet(candidate.fleet_plan(), goal.workload.requests, candidate.models(goal))
+    return verdict_of(goal, candidate, result)
 
 
 def verdict_of(goal: Goal, candidate: Candidate, result: FleetResult) -> Verdict:

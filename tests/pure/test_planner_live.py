@@ -1,0 +1,135 @@
+"""The load that a gateway's metrics tell of, against requests whose number and lengths are known."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from pdserve.cli.plan_live import seen_line
+from pdserve.errors import ConfigError
+from pdserve.planner.live import GatewayReading, SeenLoad, read_exposition, seen_load
+from pdserve.telemetry.gateway_metrics import GatewayMetrics
+from pdserve.telemetry.instants import Instant, RequestInstants
+from pdserve.units import seconds_to_ns
+from pdserve.workload.request import WorkloadRequest
+
+TOKEN_S = 0.02
+TTFT_S = 0.3
+
+
+@dataclass
+class Traffic:
+    """Requests that a gateway counts, on a clock of its own."""
+
+    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(model_name="smol"))
+
+    def answer(self, request: WorkloadRequest) -> None:
+        received_ns, first_ns = 0, seconds_to_ns(TTFT_S)
+        instants = RequestInstants().at(Instant.RECEIVED, received_ns).at(Instant.FIRST_TOKEN, first_ns)
+        last_ns = first_ns + seconds_to_ns(TOKEN_S * request.num_output_tokens)
+        self.metrics.observe_tokens(request.num_output_tokens, gap_ns=None)
+        self.metrics.observe_finished(
+            instants.at(Instant.FINISHED, last_ns),
+            finish_reason="stop",
+            num_prompt_tokens=request.num_prompt_tokens,
+            mean_gap_s=TOKEN_S,
+        )
+
+    def read(self, instant_s: float, *, num_pending: int = 0) -> GatewayReading:
+        self.metrics.set_requests(num_pending=num_pending, num_retries=0)
+        return read_exposition(self.metrics.exposition().decode(), instant_s=instant_s)
+
+
+def a_load(*, prompt_cv: float, output_cv: float) -> SeenLoad:
+    return SeenLoad(
+        window_s=1.0,
+        num_answered=1,
+        num_failed=0,
+        num_cancelled=0,
+        rate_per_s=20.0,
+        num_prompt_tokens=1000.0,
+        prompt_cv=prompt_cv,
+        num_output_tokens=200.0,
+        output_cv=output_cv,
+    )
+
+
+def seen_of(requests: list[WorkloadRequest], *, window_s: float) -> SeenLoad:
+    """Each is answered when it comes, with a reading a second."""
+    traffic, waiting = Traffic(), list(requests)
+    traffic.answer(WorkloadRequest(arrival_s=0.0, num_prompt_tokens=9_999, num_output_tokens=9_999))
+    readings = [traffic.read(0.0)]
+    for second in range(1, round(window_s) + 1):
+        while waiting and waiting[0].arrival_s <= second:
+            traffic.answer(waiting.pop(0))
+        readings.append(traffic.read(float(second)))
+    return seen_load(readings)
+
+
+@pytest.mark.parametrize(("prompt_cv", "output_cv"), [(0.0, 0.0), (0.5, 0.4), (1.0, 0.8)])
+def test_seen_load_has_the_rate_means_and_spreads_that_were_sent(prompt_cv: float, output_cv: float) -> None:
+    seen = seen_of(a_load(prompt_cv=prompt_cv, output_cv=output_cv).requests(2400, seed=1), window_s=120.0)
+
+    assert seen.rate_per_s == pytest.approx(20.0, rel=0.1)
+    assert seen.num_prompt_tokens == pytest.approx(1000.0, rel=0.05)
+    assert seen.prompt_cv == pytest.approx(prompt_cv, rel=0.25, abs=1e-3)
+    assert seen.num_output_tokens == pytest.approx(200.0, rel=0.05)
+    assert seen.output_cv == pytest.approx(output_cv, rel=0.25, abs=1e-3)
+
+
+def test_seen_load_counts_requests_that_came_and_are_not_answered_yet() -> None:
+    traffic = Traffic()
+    before = traffic.read(100.0, num_pending=2)
+    for _ in range(4):
+        traffic.answer(WorkloadRequest(arrival_s=0.0, num_prompt_tokens=10, num_output_tokens=5))
+    traffic.metrics.observe_cancelled()
+    traffic.metrics.observe_failed("too_long")
+    seen = seen_load([before, traffic.read(110.0, num_pending=7)])
+
+    assert seen.rate_per_s == pytest.approx((4 + 1 + 5) / 10.0)
+    assert (seen.num_answered, seen.num_cancelled, seen.num_failed) == (4, 1, 1)
+    assert seen.prompt_cv == 0.0
+    line = seen_line(seen, "http://gateway")
+    assert line.startswith("http://gateway in 10 s: 1 requests/s, 4 answered, prompts of 10 tokens")
+    assert line.endswith("1 were cancelled; 1 more failed or were refused and are not planned for")
+
+
+def test_seen_load_is_drawn_anew_with_its_means_and_spreads() -> None:
+    requests = a_load(prompt_cv=0.5, output_cv=0.2).requests(4000, seed=random.Random(0).randrange(100))
+    lengths = [request.num_prompt_tokens for request in requests]
+    mean = sum(lengths) / len(lengths)
+
+    assert mean == pytest.approx(1000.0, rel=0.05)
+    assert (sum((length - mean) ** 2 for length in lengths) / len(lengths)) ** 0.5 / mean == pytest.approx(0.5, rel=0.1)
+    assert requests[-1].arrival_s == pytest.approx(4000 / 20.0, rel=0.1)
+
+
+def test_seen_load_of_a_gateway_without_requests_is_refused() -> None:
+    traffic = Traffic()
+
+    with pytest.raises(ConfigError, match="no request was answered in 60 s"):
+        seen_load([traffic.read(0.0), traffic.read(60.0)])
+
+
+def test_seen_load_of_a_gateway_that_began_anew_is_refused() -> None:
+    traffic = Traffic()
+    traffic.answer(WorkloadRequest(arrival_s=0.0, num_prompt_tokens=10, num_output_tokens=5))
+
+    with pytest.raises(ConfigError, match="started anew"):
+        seen_load([traffic.read(0.0), Traffic().read(60.0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "pdserve:requests_pending is missing"),
+        ("vllm:prompt_tokens_total 3.0\n", "pdserve:requests_pending is missing"),
+        ("<html>hello</html>", "no metrics in Prometheus's text format"),
+        ("pdserve:requests_pending many\n", "no metrics in Prometheus's text format"),
+    ],
+)
+def test_exposition_of_something_else_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_exposition(text, instant_s=0.0)
+    assert message in refusal.value.message
+    assert "\n" not in refusal.value.message
