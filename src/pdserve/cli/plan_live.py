@@ -25,7 +25,7 @@ def read_live_load(url: str, *, window_s: float) -> SeenLoad:
 
     Raises: `ConfigError` when there is no pdserve gateway or no load; `KeyboardInterrupt` when it was interrupted.
     """
-    reader = _Reader(url, window_s)
+    reader = LoadReader(url, window_s)
     run_until_signal(reader.run)
     try:
         seen = seen_load(reader.readings)
@@ -52,7 +52,9 @@ def seen_line(seen: SeenLoad, url: str) -> str:
     return line
 
 
-class _Reader:
+class LoadReader:
+    """Has the readings that it has come to, however it ends."""
+
     def __init__(self, url: str, window_s: float) -> None:
         self._url = url
         self._window_s = window_s
