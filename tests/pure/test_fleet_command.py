@@ -1,5 +1,7 @@
 """`pdserve simulate --workers`: what it prints, what it refuses, and its judgement of a run against a measured one."""
 
+import re
+import signal
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,8 @@ from pdserve.bench.load.summary import summarise
 from pdserve.bench.provenance import Machine
 from pdserve.cli.main import main
 from pdserve.cli.simulate_fleet import ASSUMED
+from pdserve.cli.simulate_progress import FleetProgress, progress_line
+from pdserve.simulate.fleet import world
 from pdserve.simulate.fleet.result import FleetResult
 from pdserve.workload.request import WorkloadRequest
 
@@ -23,6 +27,36 @@ def test_fleet_command_prints_what_clients_would_see(capsys: pytest.CaptureFixtu
     assert [line.split()[0] for line in lines[1:6]] == ["ttft_s", "tpot_s", "worst_gap_s", "e2e_s", "exposed_s"]
     assert lines[-1].startswith("simulate: ok workers=4 requests=30 refused=0 wall_s=")
     assert any("assumed, not measured" in line for line in lines)
+
+
+def test_fleet_command_that_is_interrupted_prints_what_has_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "EVENTS_A_LOOK", 300)
+    goes_on = FleetProgress.goes_on
+
+    def interrupt(progress: FleetProgress, num_ended: int) -> bool:
+        if num_ended >= 5:
+            signal.raise_signal(signal.SIGINT)
+        return goes_on(progress, num_ended)
+
+    monkeypatch.setattr(FleetProgress, "goes_on", interrupt)
+    handler = signal.getsignal(signal.SIGINT)
+    assert main(["simulate", "--workers", "4", "--requests", "200"]) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["ttft_s", "tpot_s"]
+    ended = re.match(r"simulate: interrupted workers=4 requests=(\d+) refused=0 ", lines[-1])
+    assert ended is not None
+    assert 5 <= int(ended[1]) < 200
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize(
+    ("num_ended", "elapsed_s", "left"), [(0, 5.0, "?"), (1, 1.0, "1:39"), (25, 30.0, "1:30"), (100, 9.0, "0:00")]
+)
+def test_progress_line_says_when_the_rest_will_have_ended(num_ended: int, elapsed_s: float, left: str) -> None:
+    line = progress_line(num_ended, 100, elapsed_s=elapsed_s)
+    assert line == f"pdserve: {num_ended} of 100 requests have ended, ETA {left}"
 
 
 def test_fleet_command_replays_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import resource
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from pdserve.bench.load.result import LoadResult
 from pdserve.bench.report.compare import read_result
+from pdserve.cli.simulate_progress import FleetProgress
 from pdserve.cli.simulate_validation import compare_runs, workload_of
 from pdserve.cli.workload import load_named
 from pdserve.config.role import Role
@@ -35,6 +37,8 @@ DEFAULT_LOAD_SHARE = 0.6
 
 DEFAULT_CHUNK_TOKENS = 2048
 DEFAULT_KV_TOKENS = 65_536
+
+EXIT_STATUS = {"ok": 0, "failed": 1, "interrupted": 130}
 
 ASSUMED = affine_model(
     provenance="assumed, not measured: 6 ms a pass, 50 us a token and 50 us more a decoded one, links of 100 Gbit/s",
@@ -75,26 +79,29 @@ def is_fleet(arguments: argparse.Namespace) -> bool:
 
 
 def run_fleet(arguments: argparse.Namespace) -> int:
-    """1: not as near to a measured run as it must be."""
+    """1: not as near to a measured run as it must be. Ctrl-C: figures of the requests that have ended."""
     plan, perf = _plan(arguments), _perf(arguments.perf)
     measured = _read_measured(arguments)
     workload = _workload(arguments, plan, perf) if measured is None else workload_of(measured)
     started_s, started_cpu_s = time.monotonic(), time.process_time()
-    result = simulate_fleet(plan, workload, perf)
+    with FleetProgress(len(workload), sys.stderr) as progress:
+        result = simulate_fleet(plan, workload, perf, watch=progress.goes_on)
     wall_s, cpu_s = time.monotonic() - started_s, time.process_time() - started_cpu_s
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MIB
     for line in summary_lines(result):
         print(line)
     print(f"times: {next(iter(perf.values())).provenance}")
-    comparisons = [] if measured is None else compare_runs(measured, result)
+    comparisons = [] if measured is None or progress.was_interrupted else compare_runs(measured, result)
     for comparison in comparisons:
         print(comparison)
     verdict = "ok" if all(comparison.is_near for comparison in comparisons) else "failed"
+    if progress.was_interrupted:
+        verdict = "interrupted"
     print(
         f"simulate: {verdict} workers={plan.num_workers} requests={result.num_requests} refused={result.num_refused} "
         f"wall_s={wall_s:.1f} cpu_s={cpu_s:.1f} peak_mib={peak_mib:.0f}"
     )
-    return 0 if verdict == "ok" else 1
+    return EXIT_STATUS[verdict]
 
 
 def summary_lines(result: FleetResult) -> list[str]:

@@ -31,6 +31,10 @@ class Tally:
         self._status = array("h")
         self.num_open = 0
 
+    @property
+    def num_ended(self) -> int:
+        return len(self._status) - self.num_open
+
     def arrive(self, request: WorkloadRequest, *, now_ns: int) -> int:
         """The index of a new request."""
         self._arrival_ns.append(now_ns)
@@ -62,25 +66,27 @@ class Tally:
         self._exposed_ns[index] = max(0, duration_ns)
 
     def result(self, *, utilisation: dict[Role, float], span_ns: int) -> FleetResult:
-        """Requires: all requests have ended."""
-        status = np.frombuffer(self._status, np.int16).copy()
+        """Of the requests that have ended."""
+        has_ended = np.frombuffer(self._status, np.int16) != PENDING
+        status = np.frombuffer(self._status, np.int16)[has_ended]
         is_answered = status == ANSWERED
         arrival_s, first_s, last_s = (
-            np.frombuffer(instants, np.int64) / NS_PER_S
+            np.frombuffer(instants, np.int64)[has_ended] / NS_PER_S
             for instants in (self._arrival_ns, self._first_ns, self._last_ns)
         )
-        num_tokens = np.frombuffer(self._num_tokens, np.int32).copy()
+        num_tokens = np.frombuffer(self._num_tokens, np.int32)[has_ended]
         num_gaps = np.where(num_tokens > 1, num_tokens - 1, 1)
-        exposed_ns = np.frombuffer(self._exposed_ns, np.int64)
+        exposed_ns = np.frombuffer(self._exposed_ns, np.int64)[has_ended]
+        worst_gap_ns = np.frombuffer(self._worst_gap_ns, np.int64)[has_ended]
         has_gaps = is_answered & (num_tokens > 1)
         return FleetResult(
             arrival_s=arrival_s,
-            num_prompt_tokens=np.frombuffer(self._num_prompt_tokens, np.int32).copy(),
+            num_prompt_tokens=np.frombuffer(self._num_prompt_tokens, np.int32)[has_ended],
             num_output_tokens=num_tokens,
             status=status,
             ttft_s=np.where(is_answered, first_s - arrival_s, np.nan),
             tpot_s=np.where(has_gaps, (last_s - first_s) / num_gaps, np.nan),
-            worst_gap_s=np.where(has_gaps, np.frombuffer(self._worst_gap_ns, np.int64) / NS_PER_S, np.nan),
+            worst_gap_s=np.where(has_gaps, worst_gap_ns / NS_PER_S, np.nan),
             e2e_s=np.where(is_answered, last_s - arrival_s, np.nan),
             exposed_s=np.where(exposed_ns >= 0, exposed_ns / NS_PER_S, np.nan),
             utilisation=utilisation,

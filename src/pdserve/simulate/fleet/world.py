@@ -1,6 +1,6 @@
 """The workers of a fleet and their gateway on one virtual clock."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from pdserve.clock import VirtualClock
@@ -19,6 +19,18 @@ from pdserve.workload.request import WorkloadRequest
 
 TIME_STEP_NS = NS_PER_S
 """How often deadlines are looked at; they are minutes long."""
+
+EVENTS_A_LOOK = 500
+"""Some tens of milliseconds."""
+
+Watch = Callable[[int], bool]
+"""Told now and then how many requests have ended; False: the simulation ends here."""
+
+
+def go_on(num_ended: int) -> bool:
+    """A `Watch` that lets it run to the end."""
+    del num_ended
+    return True
 
 
 class FleetWorld:
@@ -52,28 +64,38 @@ class FleetWorld:
         self._busy_ns: dict[Role, int] = {}
         """Of each pool, until the last arrival."""
 
-    def run(self) -> FleetResult:
-        """To the end of the last request."""
+    def run(self, watch: Watch) -> FleetResult:
+        """To the end of the last request, or until `watch` has seen enough."""
         self._schedule_beats()
         self._await_arrival()
         agenda, clock, tally = self._agenda, self._clock, self._tally
+        num_events = 0
         while not self._has_all_arrived or tally.num_open:
             due_ns = agenda.next_ns
             if due_ns is None:
                 break
             clock.advance_ns(due_ns - clock.now_ns())
             agenda.do_next()
+            num_events += 1
+            if num_events % EVENTS_A_LOOK == 0 and not watch(tally.num_ended):
+                break
+        if not self._has_all_arrived:
+            self._note_last_arrival()
         return tally.result(utilisation=self._utilisation(), span_ns=clock.now_ns())
 
     def _await_arrival(self) -> None:
         request = next(self._workload, None)
         if request is None:
             self._has_all_arrived = True
-            self._last_arrival_ns = self._agenda.now_ns
-            self._busy_ns = {role: self._busy_ns_of(role) for role in self._plan.pools}
+            self._note_last_arrival()
             return
         delay_ns = seconds_to_ns(request.arrival_s) - self._agenda.now_ns
         self._agenda.after(max(0, delay_ns), partial(self._arrive, request))
+
+    def _note_last_arrival(self) -> None:
+        """It was now, or nobody waits for it any more."""
+        self._last_arrival_ns = self._agenda.now_ns
+        self._busy_ns = {role: self._busy_ns_of(role) for role in self._plan.pools}
 
     def _arrive(self, request: WorkloadRequest) -> None:
         self._gateway.submit(request)
