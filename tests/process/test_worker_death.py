@@ -26,6 +26,7 @@ NUM_ANSWER_TOKENS = 60
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def workers(model: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Cluster]:
+    """The tests come in an order in which few workers have to be started anew: each costs some seconds."""
     async with cluster(model, tmp_path_factory.mktemp("commands")) as started:
         yield started
 
@@ -39,7 +40,32 @@ async def until_pushing(running: Running, *, since: float) -> None:
     )
 
 
-async def test_prefill_worker_killed_amid_a_push_is_replaced_by_a_local_prefill(
+async def test_prefill_worker_that_stands_still_is_left_after_its_lease_and_taken_back(
+    workers: Cluster, text_ids: list[int]
+) -> None:
+    running = workers.running
+    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
+    expected = await running.complete(text_ids[:LONG_TOKENS], max_tokens=8)
+    pushed = await running.metric("pdserve:bytes_pushed_total", worker="p0")
+    failed = await running.metric("pdserve:handoffs_total", worker="d0", outcome="failed")
+    amid = asyncio.create_task(running.complete(text_ids[:LONG_TOKENS], max_tokens=8))
+    await until_pushing(running, since=pushed)
+    workers.worker("p0").process.send_signal(signal.SIGSTOP)
+    try:
+        assert await amid == expected
+        assert await running.metric("pdserve:handoffs_total", worker="d0", outcome="failed") == failed + 1
+        await workers.until_left("p0", timeout_s=LEASE_S + LOST_TIMEOUT_S)
+        assert await running.complete(text_ids[:50], max_tokens=4)
+        await running.until_idle()
+    finally:
+        workers.worker("p0").process.send_signal(signal.SIGCONT)
+    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
+    remote = await running.metric("pdserve:prefills_total", place="remote")
+    assert await running.complete(text_ids[:LONG_TOKENS], max_tokens=8) == expected
+    assert await running.metric("pdserve:prefills_total", place="remote") == remote + 1
+
+
+async def test_prefill_worker_killed_amid_a_push_is_done_without_until_one_of_its_name_is_there(
     workers: Cluster, text_ids: list[int]
 ) -> None:
     running = workers.running
@@ -47,6 +73,7 @@ async def test_prefill_worker_killed_amid_a_push_is_replaced_by_a_local_prefill(
     expected = await running.complete(text_ids[:LONG_TOKENS], max_tokens=8)
     expected_stream = await running.complete(text_ids[:40], max_tokens=100, ignore_eos=True)
     failed = await running.metric("pdserve:handoffs_total", worker="d0", outcome="failed")
+    incarnation = (await running.workers())["p0"]["incarnation"]
 
     stream = await running.stream(text_ids[:40], max_tokens=100)
     first = token_ids_in((await anext(stream)).choices[0])
@@ -66,37 +93,10 @@ async def test_prefill_worker_killed_amid_a_push_is_replaced_by_a_local_prefill(
     assert await running.complete(text_ids[:LONG_TOKENS], max_tokens=8) == expected
     assert await running.metric("pdserve:prefill_local_total", worker="d0", reason="no_prefill_worker") == local + 1
 
-
-async def test_prefill_worker_of_the_same_name_is_used_again(workers: Cluster, text_ids: list[int]) -> None:
-    running = workers.running
     await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
-    expected = await running.complete(text_ids[:100], max_tokens=8)
-    before = await running.workers()
-    await workers.worker("p0").kill()
-    await workers.until_left("p0", timeout_s=LOST_TIMEOUT_S)
-    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
-    assert (await running.workers())["p0"]["incarnation"] != before["p0"]["incarnation"]
-    assert await running.complete(text_ids[:100], max_tokens=8) == expected
-    assert await running.metric("pdserve:bytes_pushed_total", worker="p0") > 99 * 46_080
-
-
-async def test_only_decode_worker_killed_amid_a_stream_ends_it_with_an_error_event(
-    workers: Cluster, text_ids: list[int]
-) -> None:
-    running = workers.running
-    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
-    body = {"model": "default", "prompt": text_ids[:40], "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    async with running.session.post(f"{running.url}/v1/completions", json=body) as response:
-        assert response.status == 200
-        first = await response.content.readline()
-        await workers.worker("d0").kill()
-        async with asyncio.timeout(LOST_TIMEOUT_S):
-            rest = await response.content.read()
-    events = [line for line in rest.split(b"\n") if line]
-    assert b"choices" in first and b"[DONE]" not in rest
-    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "worker_lost"
-    await running.until_idle()
-    assert workers.worker("p0").is_running
+    assert (await running.workers())["p0"]["incarnation"] != incarnation
+    assert await running.complete(text_ids[:LONG_TOKENS], max_tokens=8) == expected
+    assert await running.metric("pdserve:bytes_pushed_total", worker="p0") > (LONG_TOKENS - 1) * 46_080
 
 
 async def test_decode_worker_killed_before_the_first_token_is_replaced_by_another(
@@ -183,26 +183,20 @@ async def test_answers_of_a_decode_worker_that_is_killed_go_on_from_another_as_i
     await running.until_idle()
 
 
-async def test_prefill_worker_that_stands_still_is_left_after_its_lease_and_taken_back(
+async def test_only_decode_worker_killed_amid_a_stream_ends_it_with_an_error_event(
     workers: Cluster, text_ids: list[int]
 ) -> None:
     running = workers.running
-    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
-    expected = await running.complete(text_ids[:LONG_TOKENS], max_tokens=8)
-    pushed = await running.metric("pdserve:bytes_pushed_total", worker="p0")
-    failed = await running.metric("pdserve:handoffs_total", worker="d0", outcome="failed")
-    amid = asyncio.create_task(running.complete(text_ids[:LONG_TOKENS], max_tokens=8))
-    await until_pushing(running, since=pushed)
-    workers.worker("p0").process.send_signal(signal.SIGSTOP)
-    try:
-        assert await amid == expected
-        assert await running.metric("pdserve:handoffs_total", worker="d0", outcome="failed") == failed + 1
-        await workers.until_left("p0", timeout_s=LEASE_S + LOST_TIMEOUT_S)
-        assert await running.complete(text_ids[:50], max_tokens=4)
-        await running.until_idle()
-    finally:
-        workers.worker("p0").process.send_signal(signal.SIGCONT)
-    await workers.require(p0=Role.PREFILL, d0=Role.DECODE)
-    remote = await running.metric("pdserve:prefills_total", place="remote")
-    assert await running.complete(text_ids[:LONG_TOKENS], max_tokens=8) == expected
-    assert await running.metric("pdserve:prefills_total", place="remote") == remote + 1
+    await workers.require(p0=Role.PREFILL, d1=Role.DECODE)
+    body = {"model": "default", "prompt": text_ids[:40], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    async with running.session.post(f"{running.url}/v1/completions", json=body) as response:
+        assert response.status == 200
+        first = await response.content.readline()
+        await workers.worker("d1").kill()
+        async with asyncio.timeout(LOST_TIMEOUT_S):
+            rest = await response.content.read()
+    events = [line for line in rest.split(b"\n") if line]
+    assert b"choices" in first and b"[DONE]" not in rest
+    assert json.loads(events[-1].removeprefix(b"data: "))["error"]["code"] == "worker_lost"
+    await running.until_idle()
+    assert workers.worker("p0").is_running
