@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pdserve.bench.api_client import ApiClient
+from pdserve.bench.api_client import Answer, ApiClient
 from pdserve.errors import InternalError
 from pdserve.telemetry.trace import Span
 from pdserve.wire.bearer import bearer_headers
@@ -53,15 +53,13 @@ class HandoffFigures:
 
 
 async def collect(
-    client: ApiClient,
-    session: aiohttp.ClientSession,
-    *,
-    request_id: str,
-    sent_ns: int,
-    first_token_ns: int,
-    secret: str | None,
+    client: ApiClient, session: aiohttp.ClientSession, answer: Answer, *, secret: str | None
 ) -> HandoffTrace:
-    """Ask every worker for its spans of a traced request. Raises: `InternalError` when none has any."""
+    """Ask every worker for its spans of a traced request.
+
+    Requires: a token came. Raises: `InternalError` when no worker has any.
+    """
+    request_id = answer.answer_id
     headers = bearer_headers(secret)
     spans: dict[str, tuple[Span, ...]] = {}
     for worker in await client.workers():
@@ -72,7 +70,7 @@ async def collect(
             spans[worker["worker_id"]] = found
     if not spans:
         raise InternalError(f"no worker kept a trace of {request_id}")
-    return HandoffTrace(request_id=request_id, spans=spans, start_ns=sent_ns, first_token_ns=first_token_ns)
+    return HandoffTrace(request_id=request_id, spans=spans, start_ns=answer.sent_ns, first_token_ns=answer.token_ns[0])
 
 
 def figures(trace: HandoffTrace) -> HandoffFigures:

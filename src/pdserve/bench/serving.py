@@ -79,14 +79,7 @@ async def measure_overlap(
         found: list[HandoffFigures] = []
         for repetition in range(num_repetitions):
             answer = await client.complete(load.prompt(repetition, length), max_tokens=2, traced=True)
-            trace = await collect(
-                client,
-                session,
-                request_id=answer.answer_id,
-                sent_ns=answer.sent_ns,
-                first_token_ns=answer.token_ns[0],
-                secret=secret,
-            )
+            trace = await collect(client, session, answer, secret=secret)
             found.append(figures(trace))
         rows.append(_overlap_row(length, found))
     return rows

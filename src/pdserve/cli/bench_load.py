@@ -27,7 +27,6 @@ from pdserve.cli.workload import Load, add_workload_flags, requested_load
 from pdserve.config import environment
 from pdserve.errors import ConfigError
 from pdserve.workload.request import WorkloadRequest
-from pdserve.workload.scaling import with_stretched_time
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +137,7 @@ class _Bench:
         kept: dict[float, Finished] = {}
 
         async def attainment_at(rate_per_s: float) -> float | None:
-            requests = with_stretched_time(load.requests, load.rate_per_s / rate_per_s)
+            requests = load.at_rate(rate_per_s).requests
             noted = {**configuration, "rate": f"{rate_per_s:.4g} requests/s"}
             # Other prompts each time, so that no server has them in a prefix cache.
             seed = load.seed + 1 + len(kept)

@@ -67,14 +67,7 @@ async def _trace(arguments: argparse.Namespace) -> HandoffTrace:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         client = ApiClient(session, url.rstrip("/"), api_key=environment.api_key())
         answer = await client.complete(arguments.prompt, max_tokens=arguments.max_tokens, traced=True)
-        return await collect(
-            client,
-            session,
-            request_id=answer.answer_id,
-            sent_ns=answer.sent_ns,
-            first_token_ns=answer.token_ns[0],
-            secret=environment.cluster_secret(),
-        )
+        return await collect(client, session, answer, secret=environment.cluster_secret())
 
 
 def _settings(arguments: argparse.Namespace) -> DeploymentSettings:

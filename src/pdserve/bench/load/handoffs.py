@@ -33,14 +33,7 @@ async def collect_handoffs(
             continue
         try:
             async with asyncio.timeout(COLLECT_TIMEOUT_S):
-                trace = await collect(
-                    client,
-                    session,
-                    request_id=answer.answer_id,
-                    sent_ns=answer.sent_ns,
-                    first_token_ns=answer.token_ns[0],
-                    secret=secret,
-                )
+                trace = await collect(client, session, answer, secret=secret)
             found.append(TracedHandoff(trace=trace, figures=figures(trace)))
         except PdserveError:
             continue  # prefilled where it was decoded
