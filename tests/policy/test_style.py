@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import NewType
 
@@ -34,6 +35,12 @@ ENVIRONMENT_READER = "src/pdserve/config/environment.py"
 Finding = NewType("Finding", str)
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    """Once for all rules."""
+    return ast.parse(text)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     path: PurePosixPath
@@ -45,7 +52,7 @@ class SourceFile:
 
     def tree(self) -> ast.Module:
         """The syntax tree; empty for a file that is not Python."""
-        return ast.parse(self.text if self.path.suffix == ".py" else "")
+        return parsed(self.text if self.path.suffix == ".py" else "")
 
     def is_in(self, *prefixes: str) -> bool:
         return str(self.path).startswith(prefixes)
