@@ -51,9 +51,11 @@ class AnswerText:
 
     def take(self) -> tuple[str, tuple[TokenEntry, ...]]:
         """What may go out since the last call."""
-        taken = self._text, tuple(self._entries)
-        self._text, self._entries = "", []
-        return taken
+        text, self._text = self._text, ""
+        if not self._entries:
+            return text, ()
+        entries, self._entries = tuple(self._entries), []
+        return text, entries
 
     def _release(self, piece: str, *, may_stop: bool) -> bool:
         text, found_stop = self._stops.feed(piece, may_stop=may_stop)

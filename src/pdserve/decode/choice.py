@@ -105,6 +105,8 @@ class Choice:
 
     def _mute(self, token_ids: tuple[int, ...], text: str) -> tuple[tuple[int, ...], str]:
         """What the client does not have of it."""
+        if not (self._num_muted_tokens or self._num_muted_chars):
+            return token_ids, text
         num_tokens = min(self._num_muted_tokens, len(token_ids))
         num_chars = min(self._num_muted_chars, len(text))
         self._num_muted_tokens -= num_tokens

@@ -162,17 +162,18 @@ class Dispatcher:
             pending = self._owned(delta.request_id, worker_id, generated.sender)
             if pending is None:
                 continue
-            if not pending.progress.accepts(delta):
+            work, progress = pending.work, pending.progress
+            if not progress.accepts(delta):
                 self.num_stale += 1
                 continue
-            num_tokens, max_tokens = pending.progress.num_tokens_with(delta), pending.work.sampling.max_tokens
+            num_tokens, max_tokens = progress.num_tokens_with(delta), work.sampling.max_tokens
             if num_tokens > max_tokens:
                 wrong = broke_protocol(worker_id, f"sent {num_tokens} tokens where {max_tokens} were asked for")
                 actions += self._abandon([pending], wrong)
                 continue
-            pending.progress.add(delta)
-            actions.append(Deliver(pending.work.request_id, delta))
-            if pending.progress.is_finished:
+            progress.add(delta)
+            actions.append(Deliver(work.request_id, delta))
+            if progress.is_finished:
                 self._end(pending)
         return actions
 
@@ -226,7 +227,7 @@ class Dispatcher:
 
     def _owned(self, attempt_id: RequestId, worker_id: WorkerId, sender: Incarnation) -> _Pending | None:
         pending = self._by_attempt.get(attempt_id)
-        if pending is None or (pending.worker_id, pending.incarnation) != (worker_id, sender):
+        if pending is None or pending.worker_id != worker_id or pending.incarnation != sender:
             self.num_stale += 1
             return None
         return pending

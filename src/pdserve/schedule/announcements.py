@@ -38,7 +38,7 @@ class Announcements:
         for plan in plans:
             sequence = plan.sequence
             self._in_batches.add(sequence.sequence_id)
-            if not plan.samples or sequence.sampling is None or sequence.sequence_id in self._announced:
+            if sequence.sequence_id in self._announced or sequence.sampling is None or not plan.samples:
                 continue
             self._announced.add(sequence.sequence_id)
             prompt_stop = sequence.num_prompt_tokens

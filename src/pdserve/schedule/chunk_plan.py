@@ -26,11 +26,14 @@ class ChunkPlan:
 
     @property
     def samples(self) -> bool:
-        return self.sequence.generates and self.known_stop == self.sequence.compute_stop
+        sequence = self.sequence
+        return sequence.sampling is not None and sequence.num_computed + self.num_tokens == len(sequence.token_ids)
 
     def chunk(self, *, page_slots: int) -> Chunk:
-        sequence, known_stop = self.sequence, self.known_stop
+        sequence, num_drafts = self.sequence, len(self.draft_token_ids)
         start, prompt_stop = sequence.num_computed, sequence.num_prompt_tokens
+        known_stop = start + self.num_tokens
+        num_pages = div_ceil(known_stop + num_drafts + self.num_lookahead_slots, page_slots)
         num_prompt_logprobs = None
         if sequence.sampling is not None and start + 1 < prompt_stop:
             num_prompt_logprobs = sequence.sampling.num_prompt_logprobs
@@ -40,10 +43,10 @@ class ChunkPlan:
             sequence_id=sequence.sequence_id,
             start=start,
             token_ids=(*sequence.token_ids[start:known_stop], *self.draft_token_ids),
-            page_indices=tuple(sequence.page_indices[: div_ceil(self.stop + self.num_lookahead_slots, page_slots)]),
-            samples=is_whole and sequence.generates,
-            num_drafts=len(self.draft_token_ids),
-            tail_slot=sequence.tail_slot if is_whole and not sequence.generates else None,
+            page_indices=tuple(sequence.page_indices[:num_pages]),
+            samples=is_whole and sequence.sampling is not None,
+            num_drafts=num_drafts,
+            tail_slot=sequence.tail_slot if is_whole and sequence.sampling is None else None,
             carry_slot=sequence.carry_slot,
             num_prompt_logprobs=num_prompt_logprobs,
             next_token_id=sequence.token_ids[known_stop] if wants_next else None,

@@ -46,10 +46,13 @@ class Copies:
 
     def start(self, sequence_ids: Iterable[SequenceId]) -> tuple[PageCopy, ...]:
         """What must be copied before these sequences are computed."""
+        if not self._waiting:
+            return ()
         self._running = [self._waiting.pop(sequence_id) for sequence_id in sequence_ids if sequence_id in self._waiting]
         return tuple(self._running)
 
     def finish(self) -> None:
         """The batch that `start` was for is completed."""
-        self._pool.release([PageIndex(copy.source) for copy in self._running])
-        self._running.clear()
+        if self._running:
+            self._pool.release([PageIndex(copy.source) for copy in self._running])
+            self._running.clear()

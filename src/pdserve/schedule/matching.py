@@ -14,7 +14,16 @@ def require_matching(batch: Batch | None, result: BatchResult) -> Batch:
     if [sequence_id for sequence_id, _ in result.sampled] != expected:
         raise InternalError(f"pass {result.pass_index} should have sampled for {expected}, not {result.sampled}")
     for chunk, (_, token_ids) in zip(sampling, result.sampled, strict=True):
-        _require_tokens(chunk, token_ids)
+        if chunk.num_drafts or len(token_ids) != 1:
+            _require_tokens(chunk, token_ids)
+    _require_what_goes_with_tokens(result)
+    _require_prompt_logprobs(batch, result)
+    return batch
+
+
+def _require_what_goes_with_tokens(result: BatchResult) -> None:
+    if not (result.logprobs or result.drafts):
+        return
     counts = {sequence_id: len(token_ids) for sequence_id, token_ids in result.sampled}
     for sequence_id, entries in result.logprobs:
         if counts.get(sequence_id) != len(entries):
@@ -24,8 +33,6 @@ def require_matching(batch: Batch | None, result: BatchResult) -> Batch:
     for sequence_id, _ in result.drafts:
         if sequence_id not in counts:
             raise InternalError(f"sequence {sequence_id} was not sampled, but has drafts")
-    _require_prompt_logprobs(batch, result)
-    return batch
 
 
 def _require_tokens(chunk: Chunk, token_ids: tuple[int, ...]) -> None:

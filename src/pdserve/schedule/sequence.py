@@ -38,12 +38,12 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """True when the next token follows from one token: all before it have their KV."""
-        return self.generates and self.num_uncomputed == 1
+        return self.sampling is not None and len(self.token_ids) - self.num_computed == 1
 
     @property
     def compute_stop(self) -> int:
         """Tokens `[num_computed, compute_stop)` are to be computed now."""
-        return len(self.token_ids) - (not self.generates)
+        return len(self.token_ids) - (self.sampling is None)
 
     @property
     def longest_stop(self) -> int:
