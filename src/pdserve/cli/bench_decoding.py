@@ -17,7 +17,7 @@ from pdserve.bench.documents import DocumentCount, count_valid_documents
 from pdserve.bench.handoff_check import Prober
 from pdserve.bench.provenance import this_commit, this_machine
 from pdserve.cli.out_file import write_json
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pdserve.bench.engine import DEFAULT_REPETITIONS, EngineReport, EngineRow, run_engine_bench
 from pdserve.cli.out_file import write_json
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
 

@@ -21,7 +21,7 @@ from pdserve.bench.load.target import Target, look_at
 from pdserve.bench.report.page import write_report
 from pdserve.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
 from pdserve.cli.out_file import write_json
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.workload import Load, add_workload_flags, requested_load
 from pdserve.config import environment

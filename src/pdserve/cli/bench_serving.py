@@ -22,7 +22,7 @@ from pdserve.bench.serving import (
     measure_short_ttft,
 )
 from pdserve.cli.out_file import write_json
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.config import environment
 from pdserve.config.deployment import DeploymentRequest, place_workers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdserve.cli.plan_load import add_load_flags, check_load_flags, planned_load
 from pdserve.cli.plan_table import format_plan
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config import environment
 from pdserve.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pdserve.bench.profile_points import pass_points
 from pdserve.cli.out_file import require_folder_of
 from pdserve.cli.profile_table import format_accuracy, format_profile, format_timings
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
 from pdserve.perfmodel.fit import MAX_MAPE

@@ -4,11 +4,11 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 
 from pdserve.cli.drain import add_drain_flag
 from pdserve.cli.gateway import add_parser_choices, parser_choice_flags
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
+from pdserve.cli.progress import say
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.tls import add_tls_flags, requested_tls, tls_flags
@@ -104,7 +104,3 @@ def example_curl(url: str) -> str:
     messages = [{"role": "user", "content": EXAMPLE_PROMPT}]
     body = {"model": "default", "stream": True, "temperature": 0, "messages": messages}
     return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
-
-
-def say(line: str) -> None:
-    print(f"pdserve: {line}", file=sys.stderr, flush=True)

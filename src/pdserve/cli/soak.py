@@ -18,7 +18,7 @@ from pdserve.bench.soak.result import SoakResult
 from pdserve.bench.soak.soak import SoakSettings, soak
 from pdserve.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
 from pdserve.cli.out_file import require_folder_of
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.until_signal import run_until_signal
 from pdserve.config.deployment import DeploymentRequest, place_workers

@@ -11,7 +11,7 @@ import aiohttp
 
 from pdserve.bench.api_client import ApiClient
 from pdserve.bench.handoff_trace import HandoffTrace, chrome_trace, collect, figures
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
 from pdserve.config import environment

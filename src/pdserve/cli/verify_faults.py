@@ -13,7 +13,7 @@ from pdserve.bench.faults.links import NoLinks
 from pdserve.bench.faults.runner import Bench, Load
 from pdserve.bench.faults.verdict import Result, is_flawless, last_line
 from pdserve.bench.handoff_check import NATURAL_TEXT
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.config.deployment import WorkerPlace
 from pdserve.config.role import Role

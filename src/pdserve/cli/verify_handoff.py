@@ -24,7 +24,7 @@ from pdserve.bench.handoff_check import (
     prompt_lengths,
 )
 from pdserve.cli.parallel import add_parallel_flags, require_parallel_model
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.speculation import (
     add_speculation_flags,
     drafter_dir,

@@ -14,7 +14,7 @@ from pdserve.bench.semantics.case import Case, Outcome
 from pdserve.bench.semantics.comparison import Difference, differences
 from pdserve.bench.semantics.completions import Texts
 from pdserve.bench.semantics.sender import Sender
-from pdserve.cli.serve import say
+from pdserve.cli.progress import say
 from pdserve.cli.speculation import add_speculation_flags, requested_speculation, speculation_flags
 from pdserve.cli.subparsers import Subparsers
 from pdserve.cli.worker import add_engine_flags, engine_flags
