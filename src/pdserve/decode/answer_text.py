@@ -36,6 +36,8 @@ class AnswerText:
 
     def add(self, token_id: int, logprobs: TokenLogprobs | None, *, may_stop: bool) -> bool:
         """True when a stop string is complete: the text ends before it, and nothing may be added."""
+        if logprobs is None and token_id in self._textless_token_ids:
+            return False
         if logprobs is not None:
             entry = TokenEntry(text_offset=self._num_decoded, logprobs=logprobs)
             self._held.append((self._num_decoded - (token_id in self._textless_token_ids), entry))

@@ -204,7 +204,7 @@ class Scheduler:
                 plan.sequence.scheduled_ns = now_ns
         self._batch = Batch(
             pass_index=self._num_passes,
-            chunks=tuple(plan.chunk(page_slots=self._page_slots) for plan in plans),
+            chunks=tuple([plan.chunk(page_slots=self._page_slots) for plan in plans]),
             copies=self._copies.start(plan.sequence.sequence_id for plan in plans),
             ended_sequences=self._announcements.take_ended(),
             new_sequences=self._announcements.announce(plans),
