@@ -28,11 +28,11 @@ def keep_crash_handlers_ours() -> None:
 def keep_endpoints_small() -> None:
     """Keep libfabric's rxm, under `tcp` and `verbs`, from taking 80 MB for each endpoint: each pair of NICs is one.
 
-    Sets what is not set. `FI_OFI_RXM_USE_SRX` and `FI_OFI_RXM_BUFFER_SIZE`: 70 MB of receive buffers, filled in 35 ms, for
-    messages that we never send; so it is 2 MB and 1.5 ms. `FI_UNIVERSE_SIZE`: a ring of completions for 256 peers, 12.6
-    MB, which becomes resident as completions go round it, 48 bytes each, and looks like a leak for the first 262,144
-    writes; so it is 1.6 MB, for 512 full windows of writes (libfabric 1.17, 2-core Xeon VM, 2026-11-29 and 30). Call
-    before libfabric is loaded.
+    Sets what is not set. `FI_OFI_RXM_USE_SRX` and `FI_OFI_RXM_BUFFER_SIZE`: 70 MB of receive buffers, filled in 35 ms,
+    for messages that we never send; so it is 2 MB and 1.5 ms. `FI_UNIVERSE_SIZE`: a ring of completions for 256 peers,
+    12.6 MB, which becomes resident as completions go round it, 48 bytes each, and looks like a leak for the first
+    262,144 writes; so it is 1.6 MB, for 512 full windows of writes (libfabric 1.17, 2-core Xeon VM, 2026-11-29 and 30).
+    Call before libfabric is loaded.
     """
     os.environ.setdefault("FI_OFI_RXM_USE_SRX", "0")
     os.environ.setdefault("FI_OFI_RXM_BUFFER_SIZE", "1024")
