@@ -266,6 +266,7 @@ class World:
     def _leftovers(self) -> list[str]:
         waiting = [f"{client.name} has no ending" for client in self.clients if not client.endings]
         waiting += [f"{one.name} stops" for one in (self.gateway, *self.workers.values()) if _is_ending(one)]
+        waiting += [f"{one.name} stands still" for one in (self.gateway, *self.workers.values()) if not one.runs]
         if self.gateway.dispatcher.num_pending:
             waiting.append(f"{self.gateway.dispatcher.num_pending} requests of the gateway")
         waiting += [f"no connection of {name} to the gateway" for name in self._names_without_gateway()]
