@@ -63,7 +63,7 @@ def draw_effects(book: Book, points: Sequence[Point]) -> None:
 def _intervals(axes: Axes, rows: Sequence[EffectRow], names: Sequence[str], *, offset: float, baseline: Arm) -> None:
     places = [names.index(row.point) + offset for row in rows]
     values = [row.effect for row in rows]
-    errors = [[row.effect - row.low for row in rows], [row.high - row.effect for row in rows]]
+    errors = [[row.effect - row.interval.low for row in rows], [row.interval.high - row.effect for row in rows]]
     axes.errorbar(
         places, values, yerr=errors, fmt="o", capsize=4, color=COLORS[baseline], label=f"to {NAMES[baseline]}"
     )
