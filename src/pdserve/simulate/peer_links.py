@@ -13,7 +13,6 @@ from pdserve.transfer.sender import Sender
 from pdserve.units import NS_PER_S, seconds_to_ns
 from pdserve.wire.cluster import PrefillTarget
 from pdserve.wire.peer import (
-    PROTOCOL_VERSION,
     Cancel,
     Grant,
     GrantRefused,
@@ -24,6 +23,7 @@ from pdserve.wire.peer import (
     PeerRefused,
     RankRegions,
 )
+from pdserve.worker.handshake import hello
 
 if TYPE_CHECKING:
     from pdserve.simulate.worker import Worker
@@ -84,22 +84,8 @@ class Peers(ABC):
                 link.end.send(Heartbeat(sender=self.worker.incarnation, receiver=peer))
 
     def hello(self, *, regions: tuple[RankRegions, ...] = ()) -> PeerHello:
-        worker, identity = self.worker, self.worker.core.identity
-        return PeerHello(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
-            model_fingerprint=identity.model_fingerprint,
-            sharding=identity.sharding,
-            draft_layout=identity.draft_layout,
-            num_pages=identity.num_pages,
-            tail_slot_bytes=identity.tail_slot_bytes,
-            heartbeat_s=worker.heartbeat_s,
-            lease_s=worker.lease_s,
-            fabric_provider=worker.fabric.provider,
-            fabric_address=worker.fabric.address,
-            regions=regions,
-        )
+        worker = self.worker
+        return hello(worker.core.identity, worker.settings, worker.fabric, regions=regions)
 
 
 class PeerServer(Peers):

@@ -111,7 +111,9 @@ class Worker(Process):
         self._proves_delivery = False
         self._is_leaving = False
         self.peers: PeerLinks | PeerServer
-        self.core = WorkerCore(self._surroundings())
+        surroundings = self._surroundings()
+        self.settings = surroundings.settings
+        self.core = WorkerCore(surroundings)
         if self.core.receiver is not None:
             self.core.receiver._immediates = ImmediatePool(num_slots=NUM_IMMEDIATES)
             self.peers = PeerLinks(self, self.core.receiver)

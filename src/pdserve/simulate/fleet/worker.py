@@ -33,6 +33,7 @@ from pdserve.wire.peer import (
     PeerHello,
 )
 from pdserve.worker.core import WorkerCore
+from pdserve.worker.handshake import hello
 from pdserve.worker.surroundings import EngineRegions, Surroundings
 
 MODEL_NAME = "fleet"
@@ -163,24 +164,13 @@ class FleetWorker:
         )
 
     def _make_hello(self) -> PeerHello:
-        identity, plan, receiver = self.core.identity, self._ground.plan, self.core.receiver
-        return PeerHello(
-            protocol_version=PROTOCOL_VERSION,
-            worker_id=identity.worker_id,
-            incarnation=identity.incarnation,
-            model_fingerprint=identity.model_fingerprint,
-            sharding=identity.sharding,
-            num_pages=identity.num_pages,
-            tail_slot_bytes=identity.tail_slot_bytes,
-            heartbeat_s=plan.heartbeat_s,
-            lease_s=plan.lease_s,
-            fabric_provider=self._fabric.provider,
-            fabric_address=self._fabric.address,
-            regions=receiver.expose() if receiver is not None else (),
+        receiver = self.core.receiver
+        return hello(
+            self.core.identity, self._settings, self._fabric, regions=receiver.expose() if receiver is not None else ()
         )
 
     def _surroundings(self, plan: FleetPlan, pool: PoolPlan) -> Surroundings:
-        settings = self._settings(plan, pool)
+        settings = self._settings = self._settings_of(plan, pool)
         num_pages = plan.layout.num_pages_for(pool.kv_tokens)
         engine = EngineInfo(
             sharding=KvSharding(layout=plan.layout),
@@ -211,7 +201,7 @@ class FleetWorker:
             drop_peer=_drop_peer,
         )
 
-    def _settings(self, plan: FleetPlan, pool: PoolPlan) -> WorkerSettings:
+    def _settings_of(self, plan: FleetPlan, pool: PoolPlan) -> WorkerSettings:
         return WorkerSettings(
             name=self.worker_id,
             role=self.role,
