@@ -1,0 +1,91 @@
+"""vLLM as a server on one core, started by `serve` and stopped whole."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from pdserve.errors import ConfigError
+from pdserve.launch.deployment import require_free_port
+
+FOLDER = Path(__file__).parent
+LOGS = FOLDER / ".venv" / "logs"
+START_TIMEOUT_S = 600.0
+"""Its first start compiles kernels, for minutes on one core; later ones find them in its cache."""
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.5
+
+
+def require_installed() -> None:
+    """Raises: `ConfigError`."""
+    if not (FOLDER / ".venv" / "bin" / "python").exists():
+        raise ConfigError(f"vLLM is not installed: run {FOLDER / 'setup'} before")
+
+
+@asynccontextmanager
+async def vllm_server(
+    cpu: int, flags: Sequence[str] = (), *, name: str, environment: dict[str, str] | None = None
+) -> AsyncGenerator[str]:
+    """The URL, once it answers. Raises: `ConfigError` when it does not, with the end of what it wrote."""
+    port = require_free_port("127.0.0.1", 0)
+    LOGS.mkdir(exist_ok=True)
+    log_path = LOGS / f"{name}.log"
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            FOLDER / "serve",
+            *(str(cpu), str(port), *flags),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **(environment or {})},
+            process_group=0,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await wait_healthy(url, process, log_path)
+        yield url
+    finally:
+        await stop(process)
+
+
+async def wait_healthy(url: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    """Raises: `ConfigError` when the server ends, or is not ready in time."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S), aiohttp.ClientSession() as session:
+            while process.returncode is None:
+                if await is_healthy(session, url):
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        raise ConfigError(f"vLLM was not ready within {START_TIMEOUT_S:g} s; see {log_path}") from error
+    raise ConfigError(f"vLLM ended with exit status {process.returncode}: {last_error(log_path)}; see {log_path}")
+
+
+async def is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/health") as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+def last_error(log_path: Path) -> str:
+    """The last line that names an error, for the reader of a report."""
+    lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if "Error" in line]
+    return lines[-1][-300:] if lines else "it wrote no error"
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Ask the server, which asks its engine and worker processes; then make sure of all of them."""
+    if process.returncode is None:
+        process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
