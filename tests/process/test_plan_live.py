@@ -27,7 +27,10 @@ async def test_load_of_a_gateway_is_that_of_the_requests_it_answered() -> None:
         await reading
         seen = seen_load(reader.readings)
         assert reader.was_stopped
-        assert (seen.num_answered, seen.num_prompt_tokens, seen.num_output_tokens) == (3, 4.0, 3.0)
+        assert (seen.num_answered, seen.prompts.mean, seen.answers.mean) == (3, 4.0, 3.0)
+        assert {(request.num_prompt_tokens, request.num_output_tokens) for request in seen.requests(9, seed=0)} == {
+            (4, 3)
+        }
         assert seen.rate_per_s == pytest.approx(3 / seen.window_s)
 
 

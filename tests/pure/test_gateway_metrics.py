@@ -57,7 +57,9 @@ def test_gateway_metrics_observe_finished_counts_each_known_interval_once() -> N
     instants = RequestInstants()
     for second, instant in enumerate((Instant.RECEIVED, Instant.FIRST_TOKEN, Instant.LAST_TOKEN, Instant.FINISHED)):
         instants = instants.at(instant, second * NS_PER_S)
-    metrics.observe_finished(instants, finish_reason="stop", num_prompt_tokens=7, mean_gap_s=0.5)
+    metrics.observe_finished(
+        instants, finish_reason="stop", num_prompt_tokens=7, num_generated_tokens=31, mean_gap_s=0.5
+    )
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"model_name": "m", **labels})
@@ -67,6 +69,10 @@ def test_gateway_metrics_observe_finished_counts_each_known_interval_once() -> N
     assert value("vllm:request_time_per_output_token_seconds_sum") == 0.5
     assert value("pdserve:tokenize_seconds_count") == 0
     assert value("vllm:prompt_tokens_total") == 7
+    assert value("vllm:request_prompt_tokens_sum") == 7
+    assert value("vllm:request_generation_tokens_sum") == 31
+    buckets = [value("vllm:request_generation_tokens_bucket", le=bound) for bound in ("30.0", "40.0", "+Inf")]
+    assert buckets == [0, 1, 1]
     assert value("vllm:request_success_total", finished_reason="stop") == 1
 
 

@@ -16,7 +16,7 @@ from pdserve.wire.bearer import bearer_headers
 
 READ_TIMEOUT_S = 10.0
 NUM_INTERVALS = 60
-"""Between readings, so that the spread of lengths is seen too; a shorter window has fewer."""
+"""Between readings, so that a gateway that starts anew meanwhile is noticed; a shorter window has fewer."""
 LEAST_INTERVAL_S = 0.25
 
 
@@ -42,8 +42,8 @@ def read_live_load(url: str, *, window_s: float) -> SeenLoad:
 def seen_line(seen: SeenLoad, url: str) -> str:
     line = (
         f"{url} in {seen.window_s:.0f} s: {seen.rate_per_s:.3g} requests/s, {seen.num_answered} answered, prompts of "
-        f"{seen.num_prompt_tokens:.0f} tokens (varying by {seen.prompt_cv:.0%}), answers of "
-        f"{seen.num_output_tokens:.0f} (by some {seen.output_cv:.0%})"
+        f"{seen.prompts.mean:.0f} tokens (varying by {seen.prompts.cv:.0%}), answers of {seen.answers.mean:.0f} "
+        f"(by {seen.answers.cv:.0%})"
     )
     if seen.num_cancelled:
         line += f"; {seen.num_cancelled} were cancelled"

@@ -109,6 +109,7 @@ class RequestRecord:
             self._instants,
             finish_reason=(FinishReason.LENGTH if was_cut else FinishReason.STOP).value,
             num_prompt_tokens=self.num_prompt_tokens,
+            num_generated_tokens=self.num_tokens,
             mean_gap_s=ns_to_seconds(sum(last_ns) - sum(first_ns)) / num_gaps if num_gaps else None,
         )
 
