@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pdserve.bench.load.objective import parse_objective
 from pdserve.bench.load.result import Distribution, Objective, SentRequest
 from pdserve.bench.load.summary import distribution, is_good, summarise
-from pdserve.bench.percentile import percentile
+from pdserve.percentile import percentile
 from pdserve.errors import ConfigError
 
 GOOD = SentRequest(

@@ -14,7 +14,7 @@ import msgspec
 
 from pdserve.bench.api_client import Answer, ApiClient
 from pdserve.bench.handoff_trace import HandoffFigures, collect, figures
-from pdserve.bench.percentile import percentile
+from pdserve.percentile import percentile
 
 
 class OverlapRow(msgspec.Struct, frozen=True, kw_only=True):

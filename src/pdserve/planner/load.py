@@ -1,10 +1,10 @@
 """The requests that a fleet is planned for, with what the estimates need to know of them."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdserve.percentile import percentile_of_sorted
 from pdserve.workload.request import WorkloadRequest
 
 
@@ -49,7 +49,7 @@ class PlannedLoad:
 
     def prompt_tokens_within(self, share: float) -> int:
         """The length that so large a share of the prompts does not exceed. Requires: 0 < `share` <= 1."""
-        return self.prompt_lengths[math.ceil(share * len(self.prompt_lengths)) - 1]
+        return int(percentile_of_sorted(self.prompt_lengths, 100 * share))
 
     def __str__(self) -> str:
         lengths = f"{self.num_prompt_tokens} + {self.num_output_tokens} tokens"

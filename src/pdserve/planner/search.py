@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.config.role import Role
+from pdserve.percentile import percentile
 from pdserve.planner.candidate import Candidate
 from pdserve.planner.goal import Goal
 from pdserve.planner.options import Family, families
@@ -149,4 +150,4 @@ def _rank(goal: Goal, verdict: Verdict) -> tuple[bool, float, int]:
 
 def _percentile(values: NDArray[np.float64], percent: int) -> float:
     known = values[~np.isnan(values)]
-    return float(np.percentile(known, percent)) if len(known) else float("nan")
+    return percentile(known.tolist(), percent) if len(known) else float("nan")

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from pdserve.bench.load.result import Distribution, Objective, SentRequest, Summary
-from pdserve.bench.percentile import percentile_of_sorted
+from pdserve.percentile import percentile_of_sorted
 
 REFUSALS = (429, 503)
 

@@ -7,6 +7,8 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from pdserve.percentile import nearest_rank
+
 NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
 SEED = 20_240_601
@@ -55,7 +57,7 @@ class Samples:
         num_drawn = int(cumulative[-1])
         if num_drawn == 0:
             return [float("nan")] * len(percents)
-        ranks = [max(1, int(np.ceil(num_drawn * percent / 100))) for percent in percents]
+        ranks = [nearest_rank(num_drawn, percent) for percent in percents]
         return [float(self._values[index]) for index in np.searchsorted(cumulative, ranks)]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pdserve.percentile import percentile
 from pdserve.simulate.fleet.result import FleetResult
 
 TOLERANCES = ((50, 0.10), (90, 0.15), (99, 0.25))
@@ -40,23 +41,17 @@ class Comparison:
 def compare_percentiles(
     real: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.float64]]
 ) -> list[Comparison]:
-    """Of each figure that both have, by name; NaN stands for a request that has no such figure.
-
-    Nearest-rank percentiles, so that each is the figure of one request.
-    """
+    """Of each figure that both have, by name; NaN stands for a request that has no such figure."""
     comparisons: list[Comparison] = []
     for name, values in real.items():
         real_values, simulated_values = values[~np.isnan(values)], simulated[name][~np.isnan(simulated[name])]
         if not len(real_values) or not len(simulated_values):
             continue
-        for percentile, tolerance in TOLERANCES:
-            before, after = (
-                float(np.percentile(each, percentile, method="inverted_cdf"))
-                for each in (real_values, simulated_values)
-            )
+        for percent, tolerance in TOLERANCES:
+            before, after = (percentile(each.tolist(), percent) for each in (real_values, simulated_values))
             comparisons.append(
                 Comparison(
-                    figure=f"{name} p{percentile}",
+                    figure=f"{name} p{percent}",
                     real=before,
                     simulated=after,
                     error=(after - before) / before if before > 0 else float("inf"),
