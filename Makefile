@@ -39,8 +39,12 @@ check-native: setup
 	native/tests/run asan
 	native/tests/run tsan
 
-# Wants a quiet machine; each target prints its own table.
-bench: bench-transfer bench-engine bench-serving bench-decoding
+# Wants a quiet machine; each target prints its own table. `make bench` takes some 45 minutes: docs/benchmarks.md.
+bench: bench-two-cores
+bench-all: bench-transfer bench-engine bench-serving bench-decoding bench-two-cores
+
+bench-two-cores: setup
+	$(BIN)/python benchmarks/two_cores.py --out build/two_cores-$$(date +%Y%m%dT%H%M%S).json
 
 bench-transfer: setup
 	$(BIN)/pdserve bench-transfer
@@ -63,4 +67,4 @@ format: setup
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE_SOURCES)
 
-.PHONY: setup serve test check $(CHECKS) check-native bench bench-transfer bench-engine bench-serving bench-decoding soak format
+.PHONY: setup serve test check $(CHECKS) check-native bench bench-all bench-two-cores bench-transfer bench-engine bench-serving bench-decoding soak format

@@ -18,9 +18,10 @@ from pdserve.cli.simulate_validation import compare_runs, workload_of
 from pdserve.cli.workload import load_named
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
-from pdserve.perfmodel.fitted import FittedModel, affine_model
+from pdserve.percentile import percentile_of_sorted
+from pdserve.perfmodel.fitted import affine_model
 from pdserve.perfmodel.port import PerfModel
-from pdserve.perfmodel.profile import decode_profile
+from pdserve.perfmodel.profile import read_profile
 from pdserve.simulate.fleet.capacity import capacity_per_s
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
 from pdserve.simulate.fleet.result import FleetResult
@@ -111,7 +112,8 @@ def summary_lines(result: FleetResult) -> list[str]:
     for name, values in figures.items():
         known = values[~np.isnan(values)]
         if len(known):
-            p50, p90, p99 = np.percentile(known, [50, 90, 99], method="inverted_cdf")
+            ordered = np.sort(known).tolist()
+            p50, p90, p99 = (percentile_of_sorted(ordered, percent) for percent in (50, 90, 99))
             lines.append(f"{name:<14}{p50:>10.4f}{p90:>10.4f}{p99:>10.4f}")
     busy = " ".join(f"{role.value}={share:.3f}" for role, share in result.utilisation.items())
     lines.append(f"busy share until the last arrival: {busy}")
@@ -144,13 +146,7 @@ def _counts(arguments: argparse.Namespace) -> dict[Role, int]:
 
 
 def _perf(path: Path | None) -> dict[Role, PerfModel]:
-    model: FittedModel = ASSUMED
-    if path is not None:
-        try:
-            model = decode_profile(path.read_bytes(), name=str(path)).model
-        except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return dict.fromkeys(Role, model)
+    return dict.fromkeys(Role, ASSUMED if path is None else read_profile(path).model)
 
 
 def _read_measured(arguments: argparse.Namespace) -> LoadResult | None:

@@ -1,5 +1,6 @@
 """The file that a profile is kept in: what was measured, from where each number comes, and the model fitted to it."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -55,6 +56,15 @@ def decode_profile(document: bytes, *, name: str) -> Profile:
         raise ConfigError(f"{name} is no profile: {error}; write one with `pdserve profile`") from error
     _check_samples(profile, name=name)
     return profile
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises: `ConfigError`, also when there is no such file."""
+    try:
+        document = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    return decode_profile(document, name=str(path))
 
 
 def _check_samples(profile: Profile, *, name: str) -> None:

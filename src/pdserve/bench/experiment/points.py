@@ -78,10 +78,13 @@ class Arm(Enum):
     """One prefill and one decode worker."""
 
     @property
+    def chunk_tokens(self) -> int:
+        return CHUNK_TOKENS if self is Arm.CHUNKED else WHOLE_PROMPT_TOKENS
+
+    @property
     def worker_arguments(self) -> tuple[str, ...]:
         """Flags of `pdserve worker`: the arms differ in `--chunk-tokens` and in the roles, in nothing else."""
-        chunk_tokens = CHUNK_TOKENS if self is Arm.CHUNKED else WHOLE_PROMPT_TOKENS
-        return ("--chunk-tokens", str(chunk_tokens), "--max-running", str(MAX_RUNNING))
+        return ("--chunk-tokens", str(self.chunk_tokens), "--max-running", str(MAX_RUNNING))
 
     def places(self, cpus: tuple[int, int]) -> tuple[WorkerPlace, ...]:
         """Two workers, each pinned to one of the cores, and so with one thread."""
