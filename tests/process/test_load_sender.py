@@ -9,10 +9,11 @@ import pytest_asyncio
 from tests.process.gateway_under_test import until
 from tests.process.openai_server import MODEL, OtherServer, other_server
 
-from pdserve.bench.load.result import LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import LoadResult, SentRequest
 from pdserve.bench.load.run import LoadRunner
 from pdserve.bench.load.target import ORDINARY_TOKEN_IDS, Target, look_at
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import Objective
 from pdserve.workload.request import WorkloadRequest
 
 TIMEOUT_S = 10.0

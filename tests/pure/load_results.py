@@ -2,9 +2,10 @@
 
 import random
 
-from pdserve.bench.load.result import Disturbance, LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import Disturbance, LoadResult, SentRequest
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.provenance import Machine
+from pdserve.workload.objective import Objective
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.06, stall_s=0.4)
 

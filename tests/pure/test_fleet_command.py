@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.pure.fleet_loads import apart, poisson, run
 
-from pdserve.bench.load.result import Disturbance, LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import Disturbance, LoadResult, SentRequest
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.provenance import Machine
 from pdserve.cli.main import main
@@ -16,6 +16,7 @@ from pdserve.cli.simulate_fleet import ASSUMED
 from pdserve.cli.simulate_progress import FleetProgress, progress_line
 from pdserve.simulate.fleet import world
 from pdserve.simulate.fleet.result import FleetResult
+from pdserve.workload.objective import Objective
 from pdserve.workload.request import WorkloadRequest
 
 OBJECTIVE = Objective(ttft_s=0.06, tpot_s=0.02)

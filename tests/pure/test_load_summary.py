@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdserve.bench.load.objective import parse_objective
-from pdserve.bench.load.result import Distribution, Objective, SentRequest
+from pdserve.bench.load.result import Distribution, SentRequest
 from pdserve.bench.load.summary import distribution, is_good, summarise
-from pdserve.percentile import percentile
 from pdserve.errors import ConfigError
+from pdserve.percentile import percentile
+from pdserve.workload.objective import Objective, parse_objective
 
 GOOD = SentRequest(
     due_s=1.0,

@@ -1,10 +1,11 @@
 """The few lines that a terminal gets of a run."""
 
 from pdserve.bench.load.capacity import Capacity
-from pdserve.bench.load.result import Disturbance, LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import Disturbance, LoadResult, SentRequest
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.load.table import MAX_ERROR_LENGTH, capacity_lines, summary_lines
 from pdserve.bench.provenance import Machine
+from pdserve.workload.objective import Objective
 
 
 def result(requests: list[SentRequest], objective: Objective) -> LoadResult:

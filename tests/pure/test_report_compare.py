@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pure.load_results import drawn_request, drawn_requests, load_result, refused_request
 
-from pdserve.bench.load.result import LoadResult, Objective
+from pdserve.bench.load.result import LoadResult
 from pdserve.bench.report.bootstrap import Samples, intervals
 from pdserve.bench.report.compare import Row, compare, compare_files
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import Objective
 
 
 def row_of(rows: list[Row], name: str) -> Row:

@@ -9,11 +9,12 @@ import pytest
 from tests.pure.load_results import OBJECTIVE, drawn_requests, load_result, refused_request
 
 from pdserve.bench.handoff_trace import HandoffTrace
-from pdserve.bench.load.result import Disturbance, Objective
+from pdserve.bench.load.result import Disturbance
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.report.charts import good_shares
 from pdserve.bench.report.page import page, write_report
 from pdserve.telemetry.trace import Span
+from pdserve.workload.objective import Objective
 
 MS = 1_000_000
 

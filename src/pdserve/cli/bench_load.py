@@ -13,8 +13,6 @@ import msgspec
 
 from pdserve.bench.handoff_check import NATURAL_TEXT
 from pdserve.bench.load.capacity import Capacity, find_capacity
-from pdserve.bench.load.objective import parse_objective
-from pdserve.bench.load.result import Objective
 from pdserve.bench.load.run import Finished, LoadRunner
 from pdserve.bench.load.table import capacity_lines, summary_lines
 from pdserve.bench.load.target import Target, look_at
@@ -26,6 +24,7 @@ from pdserve.cli.until_signal import run_until_signal
 from pdserve.cli.workload import Load, add_workload_flags, requested_load
 from pdserve.config import environment
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import Objective, parse_objective
 from pdserve.workload.request import WorkloadRequest
 
 

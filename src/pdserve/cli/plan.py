@@ -11,11 +11,13 @@ from pdserve.cli.plan_table import format_plan
 from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import parse_objective
 
 if TYPE_CHECKING:
     from pdserve.planner.goal import Goal
 
-SLO_KEYS = ("ttft", "tpot")
+SLO_LIMITS = ("ttft", "tpot")
+"""A plan has both; its bounds know nothing of stalls."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -68,32 +70,19 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
     plot, tables = arguments.plot, arguments.tables
     _require(plot is None or plot.parent.is_dir(), f"--plot {plot}: its directory is missing; make it first")
     _require(tables is None or tables.is_dir(), f"--tables {tables} is not a directory")
-    ttft_s, tpot_s = _slo(arguments.slo)
+    slo = parse_objective(arguments.slo, limits=SLO_LIMITS)
+    if slo.ttft_s is None or slo.tpot_s is None:
+        raise ConfigError(f"--slo {arguments.slo}: a plan needs both limits, as in ttft=2,tpot=0.02")
     return Goal(
         hardware=hardware(arguments.hardware),
         shape=model_shape(arguments.model),
         workload=planned_load(arguments),
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
+        ttft_s=slo.ttft_s,
+        tpot_s=slo.tpot_s,
         attainment=arguments.attainment,
         max_accelerators=arguments.max_gpus,
         tables=tables,
     )
-
-
-def _slo(text: str) -> tuple[float, float]:
-    """Raises: `ConfigError`."""
-    values: dict[str, float] = {}
-    for item in text.split(","):
-        key, _, value = (part.strip() for part in item.partition("="))
-        _require(key in SLO_KEYS and key not in values, f"--slo {text}: write ttft=SECONDS,tpot=SECONDS")
-        try:
-            values[key] = float(value)
-        except ValueError:
-            values[key] = math.nan
-        _require(0 < values[key] < math.inf, f"--slo {key}={value} must be seconds, over 0")
-    _require(len(values) == len(SLO_KEYS), f"--slo {text}: write both, as in ttft=2,tpot=0.02")
-    return values["ttft"], values["tpot"]
 
 
 def _require(is_met: bool, message: str) -> None:

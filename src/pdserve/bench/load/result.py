@@ -3,6 +3,7 @@
 import msgspec
 
 from pdserve.bench.provenance import Machine
+from pdserve.workload.objective import Objective
 
 RESULT_VERSION = 1
 
@@ -37,16 +38,6 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     p99: float
     max: float
-
-
-class Objective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request must meet to count as good. None: not asked for."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    """The mean of the request."""
-    stall_s: float | None = None
-    """The longest gap between two tokens."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

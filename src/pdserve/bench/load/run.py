@@ -14,11 +14,12 @@ from pdserve.bench.load.handoffs import NUM_TRACED, collect_handoffs, handoff_su
 from pdserve.bench.load.pools import PoolReading, busy_shares, read_pools
 from pdserve.bench.load.progress import show_progress
 from pdserve.bench.load.prompts import Prompts
-from pdserve.bench.load.result import LoadResult, Objective
+from pdserve.bench.load.result import LoadResult
 from pdserve.bench.load.sender import Sender, SendLimits
 from pdserve.bench.load.summary import summarise
 from pdserve.bench.load.target import Target
 from pdserve.bench.provenance import this_commit, this_instant, this_machine
+from pdserve.workload.objective import Objective
 from pdserve.workload.request import WorkloadRequest
 
 

@@ -7,8 +7,9 @@ beside them. Tokens of requests that broke off count in the latencies of what ca
 import itertools
 from collections.abc import Iterable, Sequence
 
-from pdserve.bench.load.result import Distribution, Objective, SentRequest, Summary
+from pdserve.bench.load.result import Distribution, SentRequest, Summary
 from pdserve.percentile import percentile_of_sorted
+from pdserve.workload.objective import Objective
 
 REFUSALS = (429, 503)
 

@@ -3,9 +3,10 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from pdserve.bench.load.result import LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import LoadResult, SentRequest
 from pdserve.bench.load.summary import e2e_s, gaps_s, is_good, tpot_s, ttft_s
 from pdserve.bench.report.chart import Axis, Limit, Mark, Point, Series, axis_over, line_chart
+from pdserve.workload.objective import Objective
 
 DEFAULT_TTFT_S = 1.0
 """Around which the goodput curves lie when the run had no objective for TTFT."""

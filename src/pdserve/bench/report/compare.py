@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pdserve.bench.load.result import RESULT_VERSION, LoadResult, Objective, SentRequest
+from pdserve.bench.load.result import RESULT_VERSION, LoadResult, SentRequest
 from pdserve.bench.load.summary import e2e_s, gaps_s, is_good, num_tokens, tpot_s, ttft_s
 from pdserve.bench.report.bootstrap import Counts, Effect, Interval, Samples, intervals
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import Objective
 
 PERCENTS = (50.0, 90.0, 99.0)
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from pdserve.bench.handoff_trace import HandoffTrace
 from pdserve.bench.load.capacity import ATTAINMENT_AIM
-from pdserve.bench.load.result import Distribution, Disturbance, LoadResult, Objective
+from pdserve.bench.load.result import Distribution, Disturbance, LoadResult
 from pdserve.bench.report.charts import charts
 from pdserve.bench.report.timeline import handoff_timeline
 from pdserve.units import GIB
+from pdserve.workload.objective import Objective
 
 STYLE = Path(__file__).with_name("page.css")
 

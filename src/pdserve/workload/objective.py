@@ -1,0 +1,46 @@
+"""What an operator asks of each request: `ttft=2,tpot=0.05,stall=1`, in seconds."""
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from pdserve.errors import ConfigError
+
+LIMITS = ("ttft", "tpot", "stall")
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request must meet to count as good. None: not asked for."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    """The mean of the request."""
+    stall_s: float | None = None
+    """The longest gap between two tokens."""
+
+
+def parse_objective(text: str, *, limits: Iterable[str] = LIMITS) -> Objective:
+    """Requires: `limits`, which may be in it, are some of `LIMITS`.
+
+    Raises: `ConfigError` for another limit, and for one that nothing can meet.
+    """
+    found: dict[str, float] = {}
+    for item in text.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or key not in limits:
+            raise ConfigError(f"{item!r} is no limit of an objective; it knows {', '.join(limits)}, as in ttft=2")
+        if key in found:
+            raise ConfigError(f"the objective has {key!r} twice")
+        found[key] = _seconds(key, value)
+    return Objective(**{f"{key}_s": seconds for key, seconds in found.items()})
+
+
+def _seconds(key: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"an objective of {key}={text} can't be met: it must be seconds, over 0")
+    return seconds
