@@ -111,7 +111,9 @@ def measure(arguments: argparse.Namespace, arms: Sequence[Arm], load: Load) -> N
         configuration={
             "dtype": "float32",
             "threads": "1 a core",
-            "vllm": (FOLDER / "requirements.txt").read_text().strip(),
+            "peers": " ".join(
+                (FOLDER / name).read_text().replace("\n", " ") for name in ("requirements.txt", "requirements-nixl.txt")
+            ).strip(),
         },
         load=load,
     )
@@ -182,26 +184,26 @@ async def run_arm(arm: Arm, repetition: int, source: ModelSource, book: Book) ->
         await chats.run()
         used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
         client_cpu_s = time.process_time() - client_before_s
-    found = figures(chats.exchanges, seconds=book.load.seconds)
     return ArmRun(
         arm=arm,
         repetition=repetition,
         started=began,
         commit=this_commit(),
+        figures=figures(chats.exchanges, seconds=book.load.seconds),
         own_share=used.own,
         foreign_share=used.foreign,
         steal_share=used.steal,
         client_cpu_s=client_cpu_s,
-        **msgspec.structs.asdict(found),
     )
 
 
 def outcome(run: ArmRun) -> str:
-    itl, ttft = run.itl, run.chat_ttft
+    found = run.figures
+    itl, ttft = found.itl, found.chat_ttft
     return (
         f"{run.arm.value}: ITL p50 {itl.p50 if itl else 0:.3f} s, p99 {itl.p99 if itl else 0:.3f} s; chat TTFT p50 "
-        f"{ttft.p50 if ttft else 0:.2f} s, p99 {ttft.p99 if ttft else 0:.2f} s; {run.tokens_per_s:.1f} tokens/s; "
-        f"{run.num_chats} chats, {run.num_longs} long, {run.num_failed} failed"
+        f"{ttft.p50 if ttft else 0:.2f} s, p99 {ttft.p99 if ttft else 0:.2f} s; {found.tokens_per_s:.1f} tokens/s; "
+        f"{found.num_chats} chats, {found.num_longs} long, {found.num_failed} failed"
     )
 
 

@@ -21,13 +21,11 @@ MAX_DISTURBANCE = 0.10
 """Of the machine, by other processes and the hypervisor; a run with more is marked."""
 
 
-class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
-    arm: Arm
-    repetition: int
-    started: str
-    commit: str | None
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients saw in one run; times in seconds."""
+
     itl: Distribution | None
-    """Gaps between tokens of all answers, chats' and long prompts', in seconds; those of the load's duration."""
+    """Gaps between tokens of all answers, the long prompts' too, that began in the load's duration."""
     chat_ttft: Distribution | None
     long_ttft: Distribution | None
     tokens_per_s: float
@@ -36,15 +34,6 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     num_longs: int
     num_failed: int
     first_error: str | None
-    own_share: float
-    """Of the CPU time of all cores, as the two after it."""
-    foreign_share: float
-    steal_share: float
-    client_cpu_s: float
-
-    @property
-    def is_disturbed(self) -> bool:
-        return self.foreign_share + self.steal_share > MAX_DISTURBANCE
 
     @property
     def meets_aims(self) -> bool:
@@ -56,6 +45,23 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
             and self.tokens_per_s >= MIN_TOKENS_PER_S
             and not self.num_failed
         )
+
+
+class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
+    arm: Arm
+    repetition: int
+    started: str
+    commit: str | None
+    figures: Figures
+    own_share: float
+    """Of the CPU time of all cores, as the two after it."""
+    foreign_share: float
+    steal_share: float
+    client_cpu_s: float
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.foreign_share + self.steal_share > MAX_DISTURBANCE
 
 
 class NotRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,31 +80,23 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     not_run: tuple[NotRun, ...] = ()
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    itl: Distribution | None
-    chat_ttft: Distribution | None
-    long_ttft: Distribution | None
-    tokens_per_s: float
-    num_chats: int
-    num_longs: int
-    num_failed: int
-    first_error: str | None
-
-
 def figures(exchanges: Sequence[Exchange], *, seconds: float) -> Figures:
-    """Tokens after the load's duration, while the last answers end, count in no speed and no gap. First tokens count
-    whenever they came: who waits longest must not be left out."""
+    """Tokens after the load's duration, while the last answers end, count in no speed. First tokens count whenever they
+    came, and gaps that began before its end: who waits longest must not be left out."""
 
     def ttft(kind: Kind) -> Distribution | None:
         return distribution(each.token_s[0] - each.sent_s for each in exchanges if each.kind is kind and each.token_s)
 
-    tokens = [[instant for instant in each.token_s if instant <= seconds] for each in exchanges]
+    gaps = (
+        after - before for each in exchanges for before, after in itertools.pairwise(each.token_s) if before <= seconds
+    )
+    num_tokens = sum(instant <= seconds for each in exchanges for instant in each.token_s)
     errors = [each.error for each in exchanges if each.error is not None]
     return Figures(
-        itl=distribution(after - before for each in tokens for before, after in itertools.pairwise(each)),
+        itl=distribution(gaps),
         chat_ttft=ttft(Kind.CHAT),
         long_ttft=ttft(Kind.LONG),
-        tokens_per_s=sum(map(len, tokens)) / seconds,
+        tokens_per_s=num_tokens / seconds,
         num_chats=sum(each.kind is Kind.CHAT for each in exchanges),
         num_longs=sum(each.kind is Kind.LONG for each in exchanges),
         num_failed=len(errors),
@@ -106,14 +104,14 @@ def figures(exchanges: Sequence[Exchange], *, seconds: float) -> Figures:
     )
 
 
-COLUMNS: dict[str, Callable[[ArmRun], float | None]] = {
-    "ITL p50": lambda run: run.itl and run.itl.p50,
-    "ITL p99": lambda run: run.itl and run.itl.p99,
-    "ITL max": lambda run: run.itl and run.itl.max,
-    "chat TTFT p50": lambda run: run.chat_ttft and run.chat_ttft.p50,
-    "chat TTFT p99": lambda run: run.chat_ttft and run.chat_ttft.p99,
-    "long TTFT p50": lambda run: run.long_ttft and run.long_ttft.p50,
-    "tokens/s": lambda run: run.tokens_per_s,
+COLUMNS: dict[str, Callable[[Figures], float | None]] = {
+    "ITL p50": lambda found: found.itl and found.itl.p50,
+    "ITL p99": lambda found: found.itl and found.itl.p99,
+    "ITL max": lambda found: found.itl and found.itl.max,
+    "chat TTFT p50": lambda found: found.chat_ttft and found.chat_ttft.p50,
+    "chat TTFT p99": lambda found: found.chat_ttft and found.chat_ttft.p99,
+    "long TTFT p50": lambda found: found.long_ttft and found.long_ttft.p50,
+    "tokens/s": lambda found: found.tokens_per_s,
 }
 WIDTH = 21
 
@@ -127,7 +125,9 @@ def table(book: Book) -> str:
     lines.append("medians of the repetitions (least-greatest); times in seconds")
     lines += [aims_line(run) for run in book.runs if run.arm is Arm.PDSERVE_APART]
     lines += [
-        f"{name_of(run)}: {run.num_failed} failed, such as: {run.first_error}" for run in book.runs if run.num_failed
+        f"{name_of(run)}: {run.figures.num_failed} failed, such as: {run.figures.first_error}"
+        for run in book.runs
+        if run.figures.num_failed
     ]
     lines += [
         f"{name_of(run)}: disturbed: others had {run.foreign_share:.0%} of the cores, {run.steal_share:.0%} was stolen"
@@ -143,12 +143,12 @@ def table(book: Book) -> str:
 def aims_line(run: ArmRun) -> str:
     return (
         f"{name_of(run)}: aims ITL p99 <= {MAX_ITL_P99_S:g} s, chat TTFT p50 <= {MAX_CHAT_TTFT_P50_S:g} s, "
-        f">= {MIN_TOKENS_PER_S:g} tokens/s, all at once: {'met' if run.meets_aims else 'missed'}"
+        f">= {MIN_TOKENS_PER_S:g} tokens/s, all at once: {'met' if run.figures.meets_aims else 'missed'}"
     )
 
 
-def cell(runs: Sequence[ArmRun], of: Callable[[ArmRun], float | None]) -> str:
-    values = [value for run in runs if (value := of(run)) is not None]
+def cell(runs: Sequence[ArmRun], of: Callable[[Figures], float | None]) -> str:
+    values = [value for run in runs if (value := of(run.figures)) is not None]
     if not values:
         return "-"
     places = 1 if min(values) >= 10 else 3
