@@ -42,8 +42,10 @@ def new_registry(max_workers: int = 4) -> Registry:
     return Registry(model_name="smol", max_workers=max_workers)
 
 
-def beat_of(*loads: Load, incarnation: int = 1, num_prefill_peers: int = 0) -> WorkerHeartbeat:
-    return WorkerHeartbeat(sender=Incarnation(incarnation), loads=loads, num_prefill_peers=num_prefill_peers)
+def beat_of(*loads: Load, incarnation: int = 1, num_prefill_peers: int = 0, draining: bool = False) -> WorkerHeartbeat:
+    return WorkerHeartbeat(
+        sender=Incarnation(incarnation), loads=loads, num_prefill_peers=num_prefill_peers, draining=draining
+    )
 
 
 def joined(registry: Registry, join: Join, now_ns: int = 0) -> tuple[Left | Joined, ...]:
@@ -198,11 +200,11 @@ def test_registry_heartbeat_tells_that_a_worker_drains_and_it_is_given_nothing_n
     joined(registry, join_of("d0"))
     joined(registry, join_of("p0", role=Role.PREFILL))
     for worker_id in ("d0", "p0"):
-        registry.heartbeat(WorkerId(worker_id), msgspec.structs.replace(beat_of(Load()), draining=True), 1)
+        registry.heartbeat(WorkerId(worker_id), beat_of(Load(), draining=True), 1)
     view = registry.view
     assert [(worker.worker_id, worker.draining) for worker in view.workers] == [("d0", True), ("p0", True)]
     assert [*view.decoding(), *view.decoding_ranks(), *view.taking_grants()] == []
-    assert view.max_model_len is None
+    assert registry.max_model_len is None
     assert [worker.worker_id for worker in view.prefilling()] == ["p0"], "its handoffs need their connections"
 
 
@@ -226,12 +228,29 @@ def test_registry_superseded_incarnations_are_bounded(monkeypatch: pytest.Monkey
     joined(registry, join_of(incarnation=Incarnation(1)))
 
 
+def test_registry_max_model_len_after_changes_is_known_without_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view lists all workers, which is too much to make for each request."""
+    registry = new_registry(max_workers=1000)
+    monkeypatch.setattr(registry_module, "ClusterView", None)
+    for number in range(1000):
+        joined(registry, join_of(f"d{number}", max_model_len=2048 - number % 3))
+        assert registry.max_model_len == 2048 - min(number, 2)
+        registry.dispatched(WorkerId(f"d{number}"), dp_rank=0, num_sequences=1, num_tokens=10)
+    for number in range(2, 1000, 3):
+        assert registry.max_model_len == 2046
+        registry.leave(WorkerId(f"d{number}"), Incarnation(1))
+    assert registry.max_model_len == 2047
+
+
 @dataclass
 class ModelWorker:
     incarnation: int
     deadline_ns: int
     sequences: list[int]
     """By rank: reported, and dispatched since."""
+    max_model_len: int
+    """0: it only prefills."""
+    draining: bool = False
 
 
 WORKER_IDS = st.sampled_from(["a", "b", "c"])
@@ -249,9 +268,22 @@ class RegistryMachine(RuleBasedStateMachine):
         self.present: set[tuple[str, int]] = set()
         self.now_ns = 0
 
-    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS, num_ranks=st.integers(1, 3))
-    def join(self, worker_id: str, incarnation: int, num_ranks: int) -> None:
-        join = join_of(worker_id, incarnation=Incarnation(incarnation), loads=(Load(),) * num_ranks)
+    @rule(
+        worker_id=WORKER_IDS,
+        incarnation=INCARNATIONS,
+        num_ranks=st.integers(1, 3),
+        max_model_len=st.sampled_from([512, 1024, 2048]),
+        may_prefill=st.booleans(),
+    )
+    def join(self, worker_id: str, incarnation: int, num_ranks: int, *, max_model_len: int, may_prefill: bool) -> None:
+        only_prefills = may_prefill and num_ranks == 1
+        join = join_of(
+            worker_id,
+            incarnation=Incarnation(incarnation),
+            loads=(Load(),) * num_ranks,
+            max_model_len=max_model_len,
+            role=Role.PREFILL if only_prefills else Role.DECODE,
+        )
         changes = self.registry.join(join, self.now_ns)
         room = worker_id in self.model or len(self.model) < 2
         other_is_present = worker_id in self.model and self.model[worker_id].incarnation != incarnation
@@ -262,11 +294,18 @@ class RegistryMachine(RuleBasedStateMachine):
         self.apply(changes)
         if other_is_present:
             self.superseded.add((worker_id, self.model[worker_id].incarnation))
-        self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, [0] * num_ranks)
+        self.model[worker_id] = ModelWorker(
+            incarnation, self.now_ns + NS_PER_S, [0] * num_ranks, 0 if only_prefills else max_model_len
+        )
 
-    @rule(worker_id=WORKER_IDS, incarnation=INCARNATIONS, counts=st.lists(st.integers(0, 5), max_size=3))
-    def heartbeat(self, worker_id: str, incarnation: int, counts: list[int]) -> None:
-        heartbeat = beat_of(*(Load(num_running=count) for count in counts), incarnation=incarnation)
+    @rule(
+        worker_id=WORKER_IDS,
+        incarnation=INCARNATIONS,
+        counts=st.lists(st.integers(0, 5), max_size=3),
+        draining=st.booleans(),
+    )
+    def heartbeat(self, worker_id: str, incarnation: int, counts: list[int], *, draining: bool) -> None:
+        heartbeat = beat_of(*(Load(num_running=count) for count in counts), incarnation=incarnation, draining=draining)
         is_present = (worker_id, incarnation) in self.present
         if is_present and len(counts) != len(self.model[worker_id].sequences):
             with pytest.raises(RemoteProtocolError):
@@ -274,7 +313,8 @@ class RegistryMachine(RuleBasedStateMachine):
             return
         assert self.registry.heartbeat(WorkerId(worker_id), heartbeat, self.now_ns) == is_present
         if is_present:
-            self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, counts)
+            max_model_len = self.model[worker_id].max_model_len
+            self.model[worker_id] = ModelWorker(incarnation, self.now_ns + NS_PER_S, counts, max_model_len, draining)
 
     @rule(worker_id=WORKER_IDS, data=st.data(), num_sequences=st.integers(1, 3))
     def dispatch(self, worker_id: str, data: st.DataObject, num_sequences: int) -> None:
@@ -319,6 +359,8 @@ class RegistryMachine(RuleBasedStateMachine):
         assert shown == expected
         assert set(shown) == self.present
         assert (self.registry.fingerprint is None) == (not expected)
+        contexts = [worker.max_model_len for worker in self.model.values() if not worker.draining]
+        assert self.registry.max_model_len == min(filter(None, contexts), default=None)
         for worker in self.registry.view.workers:
             assert [rank.dp_rank for rank in worker.ranks] == list(range(len(worker.ranks)))
             sequences = [rank.num_sequences for rank in worker.ranks]

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from pdserve.cluster.contexts import Contexts
 from pdserve.cluster.view import ClusterView, RankView, WorkerView
 from pdserve.config.role import Role
 from pdserve.errors import RemoteProtocolError
@@ -75,6 +76,7 @@ class Registry:
         self._view: ClusterView | None = ClusterView()
         """None: to be made anew, when somebody looks."""
         self._changed: set[WorkerId] = set()
+        self._contexts = Contexts()
 
     @property
     def view(self) -> ClusterView:
@@ -88,6 +90,11 @@ class Registry:
         changed = {worker_id: self._workers.get(worker_id) for worker_id in self._changed}
         self._changed.clear()
         return changed
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest context that every worker that can be given a request takes; None without one. Cost: O(1)."""
+        return self._contexts.shared
 
     @property
     def fingerprint(self) -> str | None:
@@ -225,6 +232,8 @@ class Registry:
     def _has_changed(self, worker_id: WorkerId) -> None:
         self._view = None
         self._changed.add(worker_id)
+        worker = self._workers.get(worker_id)
+        self._contexts.set(worker_id, worker.max_model_len if worker is not None and worker.takes_requests else None)
 
 
 def _objection_to_ranks(join: Join) -> str | None:

@@ -55,6 +55,10 @@ class WorkerView:
     draining: bool = False
     """It finishes what it has and is given nothing new; as of its last heartbeat."""
 
+    @property
+    def takes_requests(self) -> bool:
+        return self.role in (Role.DECODE, Role.BOTH) and not self.draining
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -64,7 +68,7 @@ class ClusterView:
 
     def decoding(self) -> Iterator[WorkerView]:
         """Workers that can be given a request."""
-        return (worker for worker in self.workers if worker.role in (Role.DECODE, Role.BOTH) and not worker.draining)
+        return (worker for worker in self.workers if worker.takes_requests)
 
     def decoding_ranks(self) -> Iterator[tuple[WorkerView, RankView]]:
         """All ranks of the workers that can be given a request, ascending by worker id, then rank."""
@@ -83,8 +87,3 @@ class ClusterView:
 
     def find(self, worker_id: WorkerId) -> WorkerView | None:
         return next((worker for worker in self.workers if worker.worker_id == worker_id), None)
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The longest context that every worker of `decoding` can take; None without one."""
-        return min((worker.max_model_len for worker in self.decoding()), default=None)

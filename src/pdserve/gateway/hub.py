@@ -105,9 +105,14 @@ class Hub:
     def pending(self) -> tuple[PendingWork, ...]:
         return self._dispatcher.pending
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The context of whoever may get the next request; None when there is no decode worker. Cost: O(1)."""
+        return self._registry.max_model_len
+
     def require_max_model_len(self) -> int:
-        """The context of whoever may get the next request. Raises: `RequestFailed` when there is no decode worker."""
-        max_model_len = self.view.max_model_len
+        """As `max_model_len`. Raises: `RequestFailed` when there is no decode worker."""
+        max_model_len = self.max_model_len
         if max_model_len is None:
             raise RequestFailed(self.no_worker)
         return max_model_len

@@ -111,7 +111,7 @@ class StatusEndpoints:
             "created": self._created_s,
             "owned_by": "pdserve",
             "root": self._served.name,
-            "max_model_len": self._hub.view.max_model_len,
+            "max_model_len": self._hub.max_model_len,
         }
 
 

@@ -27,7 +27,7 @@ class TokenEndpoints:
         asked = parse_tokenize_request(await read_body(request, timeout_s=self._body_timeout_s))
         self._model.require_named(asked.model)
         token_ids = await self._token_ids(asked)
-        return _json({"count": len(token_ids), "max_model_len": self._hub.view.max_model_len, "tokens": token_ids})
+        return _json({"count": len(token_ids), "max_model_len": self._hub.max_model_len, "tokens": token_ids})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         asked = parse_detokenize_request(await read_body(request, timeout_s=self._body_timeout_s))
