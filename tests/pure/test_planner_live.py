@@ -65,14 +65,14 @@ def log_normal(source: random.Random, mean: float, cv: float) -> int:
 
 
 def seen_of(requests: list[WorkloadRequest], *, window_s: float) -> SeenLoad:
-    """Each is answered when it comes, with a reading a second."""
+    """Each is answered when it comes, after one that came before the window."""
     traffic, waiting = Traffic(), list(requests)
     traffic.answer(WorkloadRequest(arrival_s=0.0, num_prompt_tokens=9_999, num_output_tokens=9_999))
     readings = [traffic.read(0.0)]
-    for second in range(1, round(window_s) + 1):
-        while waiting and waiting[0].arrival_s <= second:
+    for instant_s in (window_s / 2, window_s):
+        while waiting and waiting[0].arrival_s <= instant_s:
             traffic.answer(waiting.pop(0))
-        readings.append(traffic.read(float(second)))
+        readings.append(traffic.read(instant_s))
     return seen_load(readings)
 
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms, latency_histogram
-from pdserve.telemetry.lengths import length_histogram
+from pdserve.telemetry.lengths import LengthHistograms
 from pdserve.telemetry.total import Total
 from pdserve.telemetry.worker_gauges import WorkerGauges
 from pdserve.units import ns_to_seconds
@@ -43,12 +43,7 @@ class GatewayMetrics:
         self._mean_gap = latency_histogram(
             registry, "vllm:request_time_per_output_token_seconds", "Mean gap of one request.", model_name=model_name
         )
-        self._prompt_lengths = length_histogram(
-            registry, "vllm:request_prompt_tokens", "Prompt tokens of one request.", model_name=model_name
-        )
-        self._answer_lengths = length_histogram(
-            registry, "vllm:request_generation_tokens", "Generated tokens of one request.", model_name=model_name
-        )
+        self._lengths = LengthHistograms(registry, model_name=model_name)
         self._prompt_tokens = self._model_counter("vllm:prompt_tokens_total", "Prompt tokens of finished requests.")
         self._generation_tokens = self._model_counter("vllm:generation_tokens_total", "Generated tokens.")
         self._finished = self._counter(
@@ -82,8 +77,7 @@ class GatewayMetrics:
         self._intervals.observe(instants)
         if mean_gap_s is not None:
             self._mean_gap.observe(mean_gap_s)
-        self._prompt_lengths.observe(num_prompt_tokens)
-        self._answer_lengths.observe(num_generated_tokens)
+        self._lengths.observe(num_prompt_tokens=num_prompt_tokens, num_generated_tokens=num_generated_tokens)
         self._prompt_tokens.inc(num_prompt_tokens)
         self._finished.labels(model_name=self._model_name, finished_reason=finish_reason).inc()
 

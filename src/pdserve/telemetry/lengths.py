@@ -11,7 +11,20 @@ LENGTH_BUCKETS = (
 lengths can be told; those of vLLM (1, 2, 5, 10, ...) are among the bounds."""
 
 
-def length_histogram(registry: CollectorRegistry, name: str, documentation: str, *, model_name: str) -> Histogram:
-    return Histogram(name, documentation, labelnames=("model_name",), registry=registry, buckets=LENGTH_BUCKETS).labels(
-        model_name=model_name
-    )
+class LengthHistograms:
+    """Of prompts and of answers."""
+
+    def __init__(self, registry: CollectorRegistry, *, model_name: str) -> None:
+        self._prompts, self._answers = (
+            Histogram(
+                name, documentation, labelnames=("model_name",), registry=registry, buckets=LENGTH_BUCKETS
+            ).labels(model_name=model_name)
+            for name, documentation in (
+                ("vllm:request_prompt_tokens", "Prompt tokens of one request."),
+                ("vllm:request_generation_tokens", "Generated tokens of one request."),
+            )
+        )
+
+    def observe(self, *, num_prompt_tokens: int, num_generated_tokens: int) -> None:
+        self._prompts.observe(num_prompt_tokens)
+        self._answers.observe(num_generated_tokens)
