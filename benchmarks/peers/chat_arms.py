@@ -11,11 +11,11 @@ from typing import assert_never
 import msgspec
 from chat_load import Route, unlimited_session
 from chat_routes import PullRoute, SpreadRoute
-from vllm_server import VllmServer, vllm_server
+from vllm_server import vllm_server
 
 from pdserve.bench.procfs import descendants_of, process_stats
 from pdserve.config.deployment import DeploymentRequest, place_workers
-from pdserve.launch.deployment import DeploymentSettings, LocalDeployment, require_free_port
+from pdserve.launch.deployment import DeploymentSettings, LocalDeployment
 from pdserve.model.source import ModelSource
 
 NIXL_CONNECTOR = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
@@ -91,11 +91,10 @@ async def vllm_colocated(cpus: tuple[int, int]) -> AsyncGenerator[Route]:
 async def vllm_apart(cpus: tuple[int, int], *, repins: bool) -> AsyncGenerator[Route]:
     flags = ("--kv-transfer-config", msgspec.json.encode(NIXL_CONNECTOR).decode())
     async with AsyncExitStack() as stack:
-        servers: list[VllmServer] = []
-        for cpu, role in zip(cpus, ("prefill", "decode"), strict=True):
-            environment = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(require_free_port("127.0.0.1", 0))}
-            server = vllm_server(cpu, flags, name=f"apart-{role}", environment=environment)
-            servers.append(await stack.enter_async_context(server))
+        servers = [
+            await stack.enter_async_context(vllm_server(cpu, flags, name=f"apart-{role}"))
+            for cpu, role in zip(cpus, ("prefill", "decode"), strict=True)
+        ]
         for cpu, server in zip(cpus, servers, strict=True):
             await server.wait_healthy()
             if repins:

@@ -15,7 +15,7 @@ from pdserve.launch.deployment import require_free_port
 
 FOLDER = Path(__file__).parent
 LOGS = FOLDER / ".venv" / "logs"
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S = 1200.0
 """Its first start compiles kernels, for minutes on one core; later ones find them in its cache."""
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.5
@@ -65,9 +65,7 @@ class VllmServer:
 
 
 @asynccontextmanager
-async def vllm_server(
-    cpu: int, flags: Sequence[str] = (), *, name: str, environment: dict[str, str] | None = None
-) -> AsyncGenerator[VllmServer]:
+async def vllm_server(cpu: int, flags: Sequence[str] = (), *, name: str) -> AsyncGenerator[VllmServer]:
     """Begun, and not yet ready; `name` is of its log."""
     port = require_free_port("127.0.0.1", 0)
     LOGS.mkdir(exist_ok=True)
@@ -79,7 +77,6 @@ async def vllm_server(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **(environment or {})},
             process_group=0,
         )
     server = VllmServer(process, f"http://127.0.0.1:{port}", log_path)
