@@ -104,6 +104,8 @@ def check(arguments: argparse.Namespace) -> None:
     """Raises: `ConfigError`."""
     require_installed()
     require_folder_of("--out", arguments.out)
+    if arguments.cpu not in (None, *os.sched_getaffinity(0)):
+        raise ConfigError(f"--cpu {arguments.cpu}: this process may use {sorted(os.sched_getaffinity(0))}")
     if arguments.repetitions < 1:
         raise ConfigError(f"--repetitions must be 1 or more, not {arguments.repetitions}")
     if not 1 <= arguments.prefill_tokens <= MAX_CONTEXT or not 1 <= arguments.context <= MAX_CONTEXT // 2:
@@ -113,16 +115,14 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def points_of(arguments: argparse.Namespace) -> list[Point]:
-    """Steps of about a second together."""
+    """Steps of one to three seconds together."""
     prefill = Point(phase=Phase.PREFILL, batch=1, context=arguments.prefill_tokens, steps=2)
-    batches = [int(batch) for batch in arguments.batches.split(",")]
-    return [
-        prefill,
-        *(
-            Point(phase=Phase.DECODE, batch=batch, context=arguments.context, steps=max(5, 20 // batch))
-            for batch in batches
-        ),
-    ]
+    batches = map(int, arguments.batches.split(","))
+    return [prefill, *(decode_point(batch, context=arguments.context) for batch in batches)]
+
+
+def decode_point(batch: int, *, context: int) -> Point:
+    return Point(phase=Phase.DECODE, batch=batch, context=context, steps=max(10, 30 - batch))
 
 
 async def measure(arguments: argparse.Namespace) -> None:
@@ -154,6 +154,8 @@ async def measure(arguments: argparse.Namespace) -> None:
             for point in points:
                 done = report.points
                 result = PointResult(phase=point.phase, batch=point.batch, context=point.context, steps=point.steps)
+                say(f"{name_of(point)}: vLLM's prompts")
+                await vllm.measure(msgspec.structs.replace(point, steps=1))
                 for repetition in range(arguments.repetitions):
                     say(f"{name_of(point)}, repetition {repetition + 1} of {arguments.repetitions}")
                     result = result.with_repetition(*await compare(point, own, vllm))
@@ -165,7 +167,6 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 async def compare(point: Point, own: OwnEngine, vllm: VllmStepper) -> tuple[float, float, float]:
     """One repetition: our speed, vLLM's, and the share that others had of the machine."""
-    await vllm.measure(msgspec.structs.replace(point, steps=1))  # its prompts, where the point is new
     before = cpu_times()
     theirs = await vllm.measure(point)
     at_its_context = msgspec.structs.replace(point, context=min(MAX_CONTEXT, theirs.context))
