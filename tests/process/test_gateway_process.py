@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,6 +97,41 @@ async def test_run_gateway_answers_clients_in_tls_and_workers_with_a_certificate
             body = {"model": "default", "prompt": "hello world"}
             async with session.post(f"{url}/v1/completions", json=body, ssl=client) as response:
                 assert (await response.json())["choices"][0]["text"] == "Hello world"
+
+
+@asynccontextmanager
+async def connected(settings: GatewaySettings, sent: bytes = b"") -> AsyncGenerator[asyncio.StreamReader]:
+    """A client that sends that much, and stays."""
+    reader, writer = await asyncio.open_connection(settings.host, settings.port)
+    writer.write(sent)
+    yield reader
+    writer.close()
+
+
+async def test_run_gateway_ends_a_connection_that_sends_no_request(model_dir: Path) -> None:
+    settings = replace(settings_of(model_dir), head_timeout_s=0.1)
+    async with running(settings), connected(settings) as answer:
+        assert await asyncio.wait_for(answer.read(), 5) == b""
+
+
+async def test_run_gateway_refuses_requests_over_its_bound_of_connections_and_answers_probes(model_dir: Path) -> None:
+    settings = replace(settings_of(model_dir), max_connections=4)
+    half_a_body = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    async with aiohttp.ClientSession() as session, running(settings) as (url, _), AsyncExitStack() as clients:
+
+        async def refusal() -> tuple[int, str | None, str]:
+            async with session.post(f"{url}/v1/completions", json={"model": "smol", "prompt": "hello"}) as response:
+                error = (await response.json())["error"]
+                return response.status, response.headers.get("Retry-After"), error["code"]
+
+        async def displaced() -> bool:
+            async with session.get(f"{url}/metrics") as response:
+                return 'pdserve:connections_ended_total{reason="displaced"}' in await response.text()
+
+        for sent in (b"", *[half_a_body] * 3):
+            await clients.enter_async_context(connected(settings, sent))
+        await until(refusal, lambda answer: answer == (429, "1", "over_capacity"))
+        assert await displaced()
 
 
 async def test_run_gateway_that_drains_finishes_what_runs_and_refuses_the_rest(model_dir: Path) -> None:

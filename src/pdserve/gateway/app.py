@@ -23,6 +23,7 @@ from pdserve.gateway.token_endpoints import TokenEndpoints
 from pdserve.gateway.tokenizer import GatewayTokenizer
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.wire.bearer import authorised
+from pdserve.wire.http_listener import count_requests
 
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 """How the paths begin that ask for the API key."""
@@ -67,9 +68,10 @@ def build_app(
         await auditor.stop()
         await hub.stop()
 
+    admit = admit_requests(drain, max_posted=settings.max_posted)
     app = web.Application(
         client_max_size=settings.max_body_bytes,
-        middlewares=[_openai_errors, _require_key(settings.api_key, metrics), admit_requests(drain)],
+        middlewares=[count_requests, _openai_errors, _require_key(settings.api_key, metrics), admit],
     )
     app.add_routes(_generating_routes(completions, responses))
     app.add_routes(_other_routes(tokens, status, cluster, auditor))

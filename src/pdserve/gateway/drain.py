@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from pdserve.gateway.failures import SHUTTING_DOWN, RequestFailed
+from pdserve.gateway.failures import SHUTTING_DOWN, RequestFailed, too_many_posted
 
 
 class Drain:
@@ -41,13 +41,17 @@ class Drain:
                 await self._idle.wait()
 
 
-def admit_requests(drain: Drain) -> Middleware:
-    """Everything that is posted is a request; what probes, operators and workers ask is answered to the end."""
+def admit_requests(drain: Drain, *, max_posted: int) -> Middleware:
+    """Everything that is posted is a request, of which `max_posted` run at a time, those whose bodies are on the way
+    included; what probes, operators and workers ask is answered to the end.
+    """
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method != "POST":
             return await handler(request)
+        if drain.num_running >= max_posted:
+            raise RequestFailed(too_many_posted(max_posted))
         with drain.request():
             return await handler(request)
 

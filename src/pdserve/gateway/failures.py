@@ -108,6 +108,17 @@ def too_many_pending(max_pending: int) -> Failure:
     )
 
 
+def too_many_posted(max_posted: int) -> Failure:
+    """Before its body is read."""
+    return Failure(
+        status=429,
+        type=OVERLOADED,
+        code="over_capacity",
+        message=f"{max_posted} requests are being sent or answered, the most this gateway takes; try again later",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def worker_lost(worker_id: WorkerId) -> Failure:
     return Failure(
         status=503,

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -16,6 +17,8 @@ from pdserve.gateway.settings import GatewaySettings
 from pdserve.telemetry.gateway_metrics import GatewayMetrics
 from pdserve.text.tokenizer import Tokenizer
 from pdserve.wire.acceptor import Credential
+from pdserve.wire.connection_places import ConnectionPlaces, afford_connections
+from pdserve.wire.http_listener import KEEPALIVE_TIMEOUT_S, listening
 from pdserve.wire.tls_listener import listening_in_tls
 
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -30,12 +33,14 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event, ready: Cal
     Raises: `ConfigError` when the model directory has no tokenizer or the address can't be listened on.
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, settings.model_dir)
+    settings = replace(settings, max_connections=afford_connections(settings.max_connections))
     drain = Drain()
     app = build_app(settings, tokenizer, drain=drain)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         access_log=None,
     )
     await runner.setup()
@@ -59,7 +64,13 @@ async def _listen(
     """To clients, and to workers in TLS where that is asked for. Raises: `ConfigError`."""
     host, port, flag = settings.host, settings.port, "--port"
     try:
-        await web.TCPSite(runner, host, port, ssl_context=settings.api_tls).start()
+        places = ConnectionPlaces(
+            max_connections=settings.max_connections,
+            on_ended=lambda ending: metrics.connections.observe(ending.value),
+        )
+        await listeners.enter_async_context(
+            listening(runner, host, port, places, tls=settings.api_tls, head_timeout_s=settings.head_timeout_s)
+        )
         if settings.tls is not None:
             port, flag = settings.control_port, "--control-port"
             listener = listening_in_tls(

@@ -8,6 +8,7 @@ from pdserve.config.drain import DEFAULT_DRAIN_TIMEOUT_S
 from pdserve.config.tls import Tls
 from pdserve.gateway.formats.parser_choice import ReasoningParserChoice, ToolParserChoice
 from pdserve.units import MIB
+from pdserve.wire.http_listener import HEAD_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,9 @@ class GatewaySettings:
     """How the model writes calls of tools."""
     reasoning_parser: ReasoningParserChoice = ReasoningParserChoice.AUTO
     """How the model writes its reasoning."""
+    max_connections: int = 2048
+    """On `port`, of clients, probes and, without `tls`, workers; fewer where the process may not open twice as many
+    files. At one more, the one that waits longest without a request is closed."""
     max_workers: int = 256
     max_pending: int = 1024
     """Requests at a time; one more is answered with 429."""
@@ -40,9 +44,17 @@ class GatewaySettings:
     """Steps that a streaming client may lag behind before its request is aborted: at 20 ms a step, 20 s."""
     request_timeout_s: float = 600.0
     """From reading the request to its last token; then 504."""
+    head_timeout_s: float = HEAD_TIMEOUT_S
+    """For a client to send the head of its first request; then its connection is closed."""
     body_timeout_s: float = 30.0
     """For a client to send its body; then 408."""
     write_timeout_s: float = 30.0
     """For a client to take a chunk; then its connection is cut."""
     drain_timeout_s: float = DEFAULT_DRAIN_TIMEOUT_S
     """From the signal to stop; what runs still is answered with 503 then. 0: at once."""
+
+    @property
+    def max_posted(self) -> int:
+        """Requests that may be posted at a time, their bodies on the way included; the other connections are kept for
+        workers and probes."""
+        return self.max_connections * 3 // 4

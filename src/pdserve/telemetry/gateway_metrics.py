@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from pdserve.telemetry.connection_endings import ConnectionEndings
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms, latency_histogram
 from pdserve.telemetry.lengths import LengthHistograms
@@ -60,6 +61,7 @@ class GatewayMetrics:
         self._authentications_refused = self._counter(
             "pdserve:authentications_refused_total", "Credentials that were refused.", "credential"
         )
+        self.connections = ConnectionEndings(registry)
         self._pending = Gauge("pdserve:requests_pending", "Requests not ended yet.", registry=registry)
         self._leaked = Gauge("pdserve:ledger_leaked", "What nobody owns; a bug.", ("kind",), registry=registry)
         self.workers = WorkerGauges(registry, model_name=model_name)

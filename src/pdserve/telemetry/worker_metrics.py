@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from pdserve.telemetry.connection_endings import ConnectionEndings
 from pdserve.telemetry.draft_counters import DraftCounters
 from pdserve.telemetry.instants import Instant, RequestInstants
 from pdserve.telemetry.intervals import Interval, IntervalHistograms
@@ -60,6 +61,7 @@ class WorkerMetrics:
             ("credential",),
             registry=registry,
         )
+        self.connections = ConnectionEndings(registry)
         self._local_prefills = Counter(
             "pdserve:prefill_local_total", "Prompts a decode worker prefilled itself.", ("reason",), registry=registry
         )

@@ -32,12 +32,14 @@ from pdserve.transfer.identity import Identity
 from pdserve.units import div_ceil
 from pdserve.wire.acceptor import Credential
 from pdserve.wire.cluster import FailureKind
+from pdserve.wire.connection_places import ConnectionPlaces, afford_connections
+from pdserve.wire.http_listener import KEEPALIVE_TIMEOUT_S, count_requests, listening
 from pdserve.wire.tls_listener import listening_in_tls
 from pdserve.worker.auditor import Auditor
 from pdserve.worker.captures import Captures
 from pdserve.worker.connections import Connections
 from pdserve.worker.core import WorkerCore
-from pdserve.worker.decode_links import DecodeLinks
+from pdserve.worker.decode_links import MAX_PEERS, DecodeLinks
 from pdserve.worker.driver import Driver
 from pdserve.worker.endpoints import Endpoints
 from pdserve.worker.gateway_link import GatewayLink
@@ -45,6 +47,9 @@ from pdserve.worker.placement import Placement, place_ranks
 from pdserve.worker.prefill_links import PrefillLinks
 from pdserve.worker.stop_at import StopAt
 from pdserve.worker.surroundings import EngineRegions, Surroundings
+
+MAX_OTHER_CONNECTIONS = 128
+"""On a worker's HTTP port, beside those of decode workers: probes, Prometheus, operators."""
 
 _log = logging.getLogger(__name__)
 
@@ -292,7 +297,7 @@ class _Worker:
     @asynccontextmanager
     async def _serve_http(self) -> AsyncGenerator[str]:
         """The worker's HTTP server; yields the URL for its peers. Raises: `ConfigError` when it can't listen."""
-        app = web.Application()
+        app = web.Application(middlewares=[count_requests])
         app.add_routes(self._endpoints.routes())
         sender = self._driver.core.sender
         if sender is not None:
@@ -305,26 +310,31 @@ class _Worker:
                 metrics=self._metrics,
             )
             app.router.add_get("/peer", links.handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEPALIVE_TIMEOUT_S)
         await runner.setup()
         try:
-            url = await self._listen(runner)
-            if self._settings.tls is None:
-                yield url
-            else:
-                async with self._listen_in_tls(runner, self._settings.tls) as tls_url:
-                    yield tls_url
+            async with self._listen(runner) as url:
+                if self._settings.tls is None:
+                    yield url
+                else:
+                    async with self._listen_in_tls(runner, self._settings.tls) as tls_url:
+                        yield tls_url
         finally:
             await runner.cleanup()
 
-    async def _listen(self, runner: web.AppRunner) -> str:
-        host = self._settings.host
-        try:
-            await web.TCPSite(runner, host, self._settings.port).start()
-        except OSError as error:
-            raise self._unusable(self._settings.port, error) from error
-        _, port, *_ = runner.addresses[0]
-        return f"http://{host}:{port}"
+    @asynccontextmanager
+    async def _listen(self, runner: web.AppRunner) -> AsyncGenerator[str]:
+        host, port = self._settings.host, self._settings.port
+        places = ConnectionPlaces(
+            max_connections=afford_connections(MAX_PEERS + MAX_OTHER_CONNECTIONS),
+            on_ended=lambda ending: self._metrics.connections.observe(ending.value),
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                port = await stack.enter_async_context(listening(runner, host, port, places))
+            except (OSError, OverflowError) as error:
+                raise self._unusable(port, error) from error
+            yield f"http://{host}:{port}"
 
     @asynccontextmanager
     async def _listen_in_tls(self, runner: web.AppRunner, tls: Tls) -> AsyncGenerator[str]:
@@ -343,7 +353,7 @@ class _Worker:
                 raise self._unusable(port, error) from error
             yield f"https://{host}:{port}"
 
-    def _unusable(self, port: int, error: OSError) -> ConfigError:
+    def _unusable(self, port: int, error: OSError | OverflowError) -> ConfigError:
         return ConfigError(f"worker {self._settings.name} can't listen on {self._settings.host}:{port}: {error}")
 
     def _joined(self) -> None:
