@@ -1,13 +1,16 @@
 """Directories that are made once: by whom, and what is there of one that could not be made."""
 
+import asyncio
+import fcntl
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
+from pdserve.bench.waiting import until
 from pdserve.errors import ConfigError
 from pdserve.model.prepared import prepared_dir
 
@@ -36,21 +39,33 @@ def failing(model_dir: Path) -> None:
     raise ConfigError("no such weights")
 
 
-def prepare_with_others(barrier: Barrier, found: "Queue[str]", log: Path) -> None:
+def prepare(found: "Queue[str]", log: Path) -> None:
     """The environment is that of the process that started this one."""
-    barrier.wait(DEADLINE_S)
     found.put(str(prepared_dir("model", recipe={"version": 1}, fill=writing("whole", log))))
 
 
+def has_open(process: SpawnProcess, path: Path) -> bool:
+    try:
+        return any(each.resolve() == path for each in Path(f"/proc/{process.pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
 def test_directory_prepared_by_two_processes_at_once_is_made_once(models_dir: Path, tmp_path: Path) -> None:
+    """Both find that it is missing, while we hold the lock that they then wait for."""
     context = multiprocessing.get_context("spawn")
-    barrier, found, log = context.Barrier(NUM_PROCESSES), context.Queue(), tmp_path / "log"
-    processes = [
-        context.Process(target=prepare_with_others, args=(barrier, found, log), daemon=True)
-        for _ in range(NUM_PROCESSES)
-    ]
-    for process in processes:
-        process.start()
+    found, log, lock = context.Queue(), tmp_path / "log", models_dir / ".model.lock"
+    processes = [context.Process(target=prepare, args=(found, log), daemon=True) for _ in range(NUM_PROCESSES)]
+
+    async def num_waiting() -> int:
+        return sum(has_open(process, lock) for process in processes)
+
+    models_dir.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for process in processes:
+            process.start()
+        asyncio.run(until(num_waiting, lambda count: count == NUM_PROCESSES, timeout_s=DEADLINE_S))
     assert {found.get(timeout=DEADLINE_S) for _ in processes} == {str(models_dir / "model")}
     for process in processes:
         process.join(DEADLINE_S)
