@@ -26,7 +26,7 @@ class Arm(Enum):
     PDSERVE_APART = "pdserve-apart"
     VLLM_COLOCATED = "vllm-colocated"
     VLLM_APART = "vllm-apart"
-    """With NixlConnector as shipped, which moves the worker processes of both servers to the machine's last core."""
+    """With NixlConnector as shipped, which moves the thread that computes to the last core, in both servers."""
     VLLM_APART_REPINNED = "vllm-apart-repinned"
     """The same, its threads moved back to a core for each server once they run."""
 
