@@ -167,6 +167,23 @@ async def test_body_that_does_not_arrive_is_a_408() -> None:
         await writer.wait_closed()
 
 
+async def test_body_for_which_others_leave_no_room_is_a_429_and_theirs_goes_on() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: 100\r\n\r\n"
+    async with gateway(max_bodies_bytes=150) as running:
+        address = running.url.removeprefix("http://").split(":")
+        first, first_writer = await asyncio.open_connection(*address)
+        first_writer.write(head + b" " * 90)
+        second, second_writer = await asyncio.open_connection(*address)
+        second_writer.write(head + b" " * 90)
+        answer = await asyncio.wait_for(second.readuntil(b"bodies that are being sent come to 150 bytes"), 5)
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        first_writer.write(b" " * 10)
+        assert b" 400 " in await asyncio.wait_for(first.readline(), 5)
+        for writer in (first_writer, second_writer):
+            writer.close()
+            await writer.wait_closed()
+
+
 async def test_worker_loss_moves_only_its_own_requests() -> None:
     async def going_on(worker: ScriptedWorker, generate: Generate) -> None:
         await (answering([" and b"]) if generate.told else starting(["from b"]))(worker, generate)

@@ -15,6 +15,7 @@ from pdserve.gateway.drain import Drain, admit_requests
 from pdserve.gateway.errors import failure_of, failure_of_http
 from pdserve.gateway.failures import BUG, RequestFailed
 from pdserve.gateway.hub import Hub
+from pdserve.gateway.request_body import RequestBodies
 from pdserve.gateway.responses_endpoints import ResponsesEndpoints
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.settings import GatewaySettings
@@ -53,9 +54,14 @@ def build_app(
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
     )
-    completions = CompletionEndpoints(settings, model, hub, metrics, clock)
-    responses = ResponsesEndpoints(settings, model, hub, metrics, clock)
-    tokens = TokenEndpoints(model, hub, body_timeout_s=settings.body_timeout_s)
+    bodies = RequestBodies(
+        timeout_s=settings.body_timeout_s,
+        max_body_bytes=settings.max_body_bytes,
+        max_bytes=settings.max_bodies_bytes,
+    )
+    completions = CompletionEndpoints(settings, bodies, model, hub, metrics, clock)
+    responses = ResponsesEndpoints(settings, bodies, model, hub, metrics, clock)
+    tokens = TokenEndpoints(bodies, model, hub)
     status = StatusEndpoints(hub, metrics, clock, model, drain)
     cluster = ClusterEndpoint(hub, settings, metrics)
     auditor = Auditor(hub, metrics, clock, secret=settings.cluster_secret)
@@ -70,7 +76,6 @@ def build_app(
 
     admit = admit_requests(drain, max_posted=settings.max_posted)
     app = web.Application(
-        client_max_size=settings.max_body_bytes,
         middlewares=[count_requests, _openai_errors, _require_key(settings.api_key, metrics), admit],
     )
     app.add_routes(_generating_routes(completions, responses))

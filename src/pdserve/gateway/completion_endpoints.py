@@ -20,7 +20,7 @@ from pdserve.gateway.event_writer import EventWriter
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.logprobs import TokenDetails
 from pdserve.gateway.prompt import Prompt, PromptReader
-from pdserve.gateway.request_body import read_body
+from pdserve.gateway.request_body import RequestBodies
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.request_scope import Works, request_scope
 from pdserve.gateway.sampling_fields import SamplingFields
@@ -49,9 +49,16 @@ class CompletionEndpoints:
     """Handlers. A client that leaves cancels its handler, which aborts the request (`handler_cancellation`)."""
 
     def __init__(
-        self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
+        self,
+        settings: GatewaySettings,
+        bodies: RequestBodies,
+        model: ServedModel,
+        hub: Hub,
+        metrics: GatewayMetrics,
+        clock: Clock,
     ) -> None:
         self._settings = settings
+        self._bodies = bodies
         self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
@@ -71,7 +78,7 @@ class CompletionEndpoints:
         request_id = RequestId(id_prefix + secrets.token_hex(16))
         deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
         with request_scope(request_id, record, self._hub) as works:
-            asked = await read(await read_body(request, timeout_s=self._settings.body_timeout_s))
+            asked = await read(await self._bodies.read(request))
             record.tokenized(sum(len(prompt.token_ids) for prompt in asked.prompts))
             traced = request.headers.get(TRACE_HEADER) == "1"
             reader = self._submit(asked, works, request_id, deadline_ns=deadline_ns, traced=traced)

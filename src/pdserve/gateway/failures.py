@@ -99,22 +99,24 @@ def broke_protocol(worker_id: WorkerId, what: str) -> Failure:
 
 
 def too_many_pending(max_pending: int) -> Failure:
-    return Failure(
-        status=429,
-        type=OVERLOADED,
-        code="over_capacity",
-        message=f"{max_pending} requests are pending, the most this gateway takes; try again later",
-        retry_after_s=RETRY_AFTER_S,
-    )
+    return _over_capacity(f"{max_pending} requests are pending")
 
 
 def too_many_posted(max_posted: int) -> Failure:
     """Before its body is read."""
+    return _over_capacity(f"{max_posted} requests are being sent or answered")
+
+
+def too_many_body_bytes(max_bytes: int) -> Failure:
+    return _over_capacity(f"bodies that are being sent come to {max_bytes} bytes")
+
+
+def _over_capacity(what: str) -> Failure:
     return Failure(
         status=429,
         type=OVERLOADED,
         code="over_capacity",
-        message=f"{max_posted} requests are being sent or answered, the most this gateway takes; try again later",
+        message=f"{what}, the most this gateway takes; try again later",
         retry_after_s=RETRY_AFTER_S,
     )
 

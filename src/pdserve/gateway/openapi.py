@@ -30,7 +30,7 @@ _STATUS_TEXTS = {
 }
 
 _GENERATES = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-_READS_BODY = (400, 401, 404, 408, 413)
+_READS_BODY = (400, 401, 404, 408, 413, 429)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pdserve.gateway.event_writer import EventWriter
 from pdserve.gateway.failures import RequestFailed
 from pdserve.gateway.hub import Hub
 from pdserve.gateway.prompt import Prompt, PromptReader
-from pdserve.gateway.request_body import read_body
+from pdserve.gateway.request_body import RequestBodies
 from pdserve.gateway.request_record import RequestRecord
 from pdserve.gateway.request_scope import request_scope
 from pdserve.gateway.responses_answers import Ending, ResponseWriter
@@ -35,9 +35,16 @@ class ResponsesEndpoints:
     """A handler. A client that leaves cancels it, which aborts the request (`handler_cancellation`)."""
 
     def __init__(
-        self, settings: GatewaySettings, model: ServedModel, hub: Hub, metrics: GatewayMetrics, clock: Clock
+        self,
+        settings: GatewaySettings,
+        bodies: RequestBodies,
+        model: ServedModel,
+        hub: Hub,
+        metrics: GatewayMetrics,
+        clock: Clock,
     ) -> None:
         self._settings = settings
+        self._bodies = bodies
         self._model = model
         self._reader = PromptReader(model)
         self._hub = hub
@@ -49,7 +56,7 @@ class ResponsesEndpoints:
         request_id = RequestId("resp_" + secrets.token_hex(16))
         deadline_ns = self._clock.now_ns() + seconds_to_ns(self._settings.request_timeout_s)
         with request_scope(request_id, record, self._hub) as works:
-            asked = parse_responses_request(await read_body(request, timeout_s=self._settings.body_timeout_s))
+            asked = parse_responses_request(await self._bodies.read(request))
             prompt = await self._reader.conversation(asked.sampling_fields, asked.messages, param="input")
             record.tokenized(len(prompt.token_ids))
             work = Work(

@@ -40,6 +40,8 @@ class GatewaySettings:
     """Requests at a time; one more is answered with 429."""
     max_body_bytes: int = 4 * MIB
     """A larger body is answered with 413."""
+    max_bodies_bytes: int = 256 * MIB
+    """Of all bodies on the way; one that goes over is answered with 429."""
     max_buffered_deltas: int = 1024
     """Steps that a streaming client may lag behind before its request is aborted: at 20 ms a step, 20 s."""
     request_timeout_s: float = 600.0

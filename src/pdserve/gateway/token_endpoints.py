@@ -5,7 +5,7 @@ from aiohttp import web
 
 from pdserve.gateway.chat_prompt import chat_prompt
 from pdserve.gateway.hub import Hub
-from pdserve.gateway.request_body import read_body
+from pdserve.gateway.request_body import RequestBodies
 from pdserve.gateway.served_model import ServedModel
 from pdserve.gateway.token_requests import (
     TokenizeChat,
@@ -18,19 +18,19 @@ from pdserve.gateway.token_requests import (
 class TokenEndpoints:
     """Handlers. They need no worker; without one, `max_model_len` is null."""
 
-    def __init__(self, model: ServedModel, hub: Hub, *, body_timeout_s: float) -> None:
+    def __init__(self, bodies: RequestBodies, model: ServedModel, hub: Hub) -> None:
+        self._bodies = bodies
         self._model = model
         self._hub = hub
-        self._body_timeout_s = body_timeout_s
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        asked = parse_tokenize_request(await read_body(request, timeout_s=self._body_timeout_s))
+        asked = parse_tokenize_request(await self._bodies.read(request))
         self._model.require_named(asked.model)
         token_ids = await self._token_ids(asked)
         return _json({"count": len(token_ids), "max_model_len": self._hub.max_model_len, "tokens": token_ids})
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        asked = parse_detokenize_request(await read_body(request, timeout_s=self._body_timeout_s))
+        asked = parse_detokenize_request(await self._bodies.read(request))
         self._model.require_named(asked.model)
         return _json({"prompt": await self._model.detokenize(asked.tokens, param="tokens")})
 

@@ -4,9 +4,9 @@ from enum import Enum
 
 import msgspec
 
-from pdserve.bench.load.result import Objective
 from pdserve.config.deployment import DeploymentRequest, WorkerPlace, place_workers
 from pdserve.errors import ConfigError
+from pdserve.workload.objective import Objective
 from pdserve.workload.synthetic import SyntheticWorkload
 
 MAX_RUNNING = 48
