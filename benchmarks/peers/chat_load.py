@@ -31,7 +31,7 @@ class Kind(Enum):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    seconds: float = 90.0
+    seconds: float = 75.0
     num_chats: int = 4
     chat_prompt_tokens: int = 64
     chat_output_tokens: int = 60

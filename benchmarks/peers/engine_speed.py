@@ -35,7 +35,7 @@ MAX_CONTEXT = 640
 """Of the sequences that decode: more than the steps of any sensible number of repetitions add."""
 AIMS = {Phase.PREFILL: 1.0, Phase.DECODE: 1.2}
 """Of vLLM's speed."""
-EXPECTED_S = "about 4 minutes on a quiet machine; some minutes more when vLLM starts for the first time"
+EXPECTED = "about 6 minutes on a quiet machine, two of them until vLLM has started"
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     source = resolve_model(None)
     cpu = max(os.sched_getaffinity(0)) if arguments.cpu is None else arguments.cpu
     points = points_of(arguments)
-    say(f"{len(points)} points, {arguments.repetitions} repetitions: {EXPECTED_S}")
+    say(f"{len(points)} points, {arguments.repetitions} repetitions: {EXPECTED}")
     # This process too, which makes up our engine's batches: so neither of the two has more than the core.
     machine = this_machine()
     os.sched_setaffinity(0, {cpu})
