@@ -36,11 +36,11 @@ DEFAULT_ARMS = (Arm.PDSERVE_COLOCATED, Arm.PDSERVE_APART, Arm.VLLM_COLOCATED, Ar
 STARTS_S = {
     Arm.PDSERVE_COLOCATED: 15.0,
     Arm.PDSERVE_APART: 15.0,
-    Arm.VLLM_COLOCATED: 120.0,
-    Arm.VLLM_APART: 120.0,
-    Arm.VLLM_APART_REPINNED: 120.0,
+    Arm.VLLM_COLOCATED: 80.0,
+    Arm.VLLM_APART: 80.0,
+    Arm.VLLM_APART_REPINNED: 80.0,
 }
-"""About what starting, warming up and stopping take on a quiet machine; vLLM compiles its kernels at every start."""
+"""About what starting, warming up and stopping take on a quiet machine; once vLLM has compiled its kernels."""
 
 
 @asynccontextmanager

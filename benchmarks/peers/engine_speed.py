@@ -35,7 +35,7 @@ MAX_CONTEXT = 640
 """Of the sequences that decode: more than the steps of any sensible number of repetitions add."""
 AIMS = {Phase.PREFILL: 1.0, Phase.DECODE: 1.2}
 """Of vLLM's speed."""
-EXPECTED = "about 6 minutes on a quiet machine, two of them until vLLM has started"
+EXPECTED = "about 5 minutes on a quiet machine, one of them until vLLM has started; two more the first time"
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from pdserve.launch.deployment import require_free_port
 FOLDER = Path(__file__).parent
 LOGS = FOLDER / ".venv" / "logs"
 START_TIMEOUT_S = 1200.0
-"""It compiles kernels, for a minute on a quiet core and for several on a busy one."""
+"""The first time it compiles kernels, for minutes on a busy core; later it finds them in its cache."""
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.5
 

@@ -23,6 +23,7 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": sys.argv[2],
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_AOT_COMPILE": "0",
     "HF_HUB_OFFLINE": "1",
 }
 os.sched_setaffinity(0, {int(sys.argv[2])})
