@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdserve.cli.drafting import add_drafting_flag, requested_drafting
 from pdserve.cli.plan_load import add_load_flags, check_load_flags, planned_load
 from pdserve.cli.plan_table import format_plan
 from pdserve.cli.progress import say
@@ -31,6 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--attainment", type=float, default=0.9, metavar="SHARE", help="of requests within the SLO (default: 0.9)"
     )
+    add_drafting_flag(parser)
     parser.add_argument("--max-gpus", type=int, default=1024, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--gpu-hour-cost", type=float, metavar="COST", help="of one GPU, for the cost of a token")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes that simulate (default: one a core)")
@@ -70,6 +72,7 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
     plot, tables = arguments.plot, arguments.tables
     _require(plot is None or plot.parent.is_dir(), f"--plot {plot}: its directory is missing; make it first")
     _require(tables is None or tables.is_dir(), f"--tables {tables} is not a directory")
+    drafting = requested_drafting(arguments.speculate)
     slo = parse_objective(arguments.slo, limits=SLO_LIMITS)
     if slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigError(f"--slo {arguments.slo}: a plan needs both limits, as in ttft=2,tpot=0.02")
@@ -82,6 +85,7 @@ def _goal(arguments: argparse.Namespace) -> "Goal":
         attainment=arguments.attainment,
         max_accelerators=arguments.max_gpus,
         tables=tables,
+        drafting=drafting,
     )
 
 

@@ -75,6 +75,8 @@ def _reasons(plan: "Plan") -> list[str]:
             reasons.append(f"{verdict.candidate}: busy {busy}; {ROLE_NAMES[verdict.busiest]} saturates first")
     if not plan.best.meets(plan.goal):
         reasons.append(_what_is_missed(plan))
+    if plan.goal.drafting.num_drafts:
+        reasons.append(f"decoding with {plan.goal.drafting}")
     reasons.append(f"{len(plan.simulated)} fleets were simulated, the smallest that meets the SLO kept of each kind")
     return reasons
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pdserve.bench.load.result import LoadResult
 from pdserve.bench.report.compare import read_result
+from pdserve.cli.drafting import add_drafting_flag, requested_drafting
 from pdserve.cli.simulate_progress import FleetProgress
 from pdserve.cli.simulate_validation import compare_runs, workload_of
 from pdserve.cli.workload import load_named
@@ -73,6 +74,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--perf", type=Path, metavar="FILE", help="a profile, as `pdserve profile` writes it")
     fleet.add_argument("--chunk-tokens", type=int, default=DEFAULT_CHUNK_TOKENS, metavar="N", help="as of a worker")
     fleet.add_argument("--kv-tokens", type=int, default=DEFAULT_KV_TOKENS, metavar="N", help="as of a worker")
+    add_drafting_flag(fleet)
 
 
 def is_fleet(arguments: argparse.Namespace) -> bool:
@@ -92,6 +94,8 @@ def run_fleet(arguments: argparse.Namespace) -> int:
     for line in summary_lines(result):
         print(line)
     print(f"times: {next(iter(perf.values())).provenance}")
+    if plan.drafting.num_drafts:
+        print(f"drafts: {plan.drafting}")
     comparisons = [] if measured is None or progress.was_interrupted else compare_runs(measured, result)
     for comparison in comparisons:
         print(comparison)
@@ -123,7 +127,10 @@ def summary_lines(result: FleetResult) -> list[str]:
 
 def _plan(arguments: argparse.Namespace) -> FleetPlan:
     pool = PoolPlan(num_workers=1, kv_tokens=arguments.kv_tokens, chunk_tokens=arguments.chunk_tokens)
-    return FleetPlan(pools={role: replace(pool, num_workers=count) for role, count in _counts(arguments).items()})
+    return FleetPlan(
+        pools={role: replace(pool, num_workers=count) for role, count in _counts(arguments).items()},
+        drafting=requested_drafting(arguments.speculate, seed=arguments.seed or 0),
+    )
 
 
 def _counts(arguments: argparse.Namespace) -> dict[Role, int]:

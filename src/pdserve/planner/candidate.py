@@ -8,6 +8,7 @@ from pdserve.kv.layout import DTYPE_BYTES, KvLayout
 from pdserve.perfmodel.placement import Placement
 from pdserve.perfmodel.port import PerfModel
 from pdserve.planner.goal import Goal
+from pdserve.simulate.fleet.drafting import NO_DRAFTS, Drafting
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
 
 PAGE_SLOTS = 64
@@ -51,9 +52,11 @@ class Candidate:
     def num_accelerators(self) -> int:
         return sum(pool.num_accelerators for pool in self.pools)
 
-    def fleet_plan(self) -> FleetPlan:
+    def fleet_plan(self, drafting: Drafting = NO_DRAFTS) -> FleetPlan:
         return FleetPlan(
-            pools={pool.role: _pool_plan(pool) for pool in self.pools}, layout=_rank_layout(self.pools[0].placement)
+            pools={pool.role: _pool_plan(pool) for pool in self.pools},
+            layout=_rank_layout(self.pools[0].placement),
+            drafting=drafting,
         )
 
     def models(self, goal: Goal) -> Mapping[Role, PerfModel]:

@@ -32,7 +32,11 @@ class Estimator:
 
     def step_s(self, batch: int) -> float:
         """Of a decode pass."""
-        return self.model.pass_s(self._decode(batch))
+        return self._pass_s(self._decode(batch))
+
+    def token_s(self, batch: int) -> float:
+        """From token to token in the mean."""
+        return self.step_s(batch) / self.goal.drafting.tokens_per_pass
 
     def idle_ttft_s(self, chunk_tokens: int) -> float:
         """In an empty fleet, of a late prompt: its prefill, the push of what its last layer left over, and the first
@@ -61,8 +65,8 @@ class Estimator:
         if not most:
             return 0.0
         mean = (math.sqrt(SPREAD**2 + 4 * most) - SPREAD) ** 2 / 4
-        step_s = self.step_s(max(1, math.floor(mean)))
-        return mean / (step_s * self.goal.workload.num_output_tokens)
+        token_s = self.token_s(max(1, math.floor(mean)))
+        return mean / (token_s * self.goal.workload.num_output_tokens)
 
     def colocated_rate(self, chunk_tokens: int) -> float:
         """The most of one rank that keeps both targets, with prompts cut into chunks that ride in decode passes."""
@@ -82,28 +86,36 @@ class Estimator:
         batch = max(1, math.ceil(mean + SPREAD * math.sqrt(mean)))
         if batch * goal.num_final_tokens > self.placement.kv_tokens:
             return False
-        decode = self._decode(batch)
-        mixed_s = [self.model.pass_s(mixed_shape(chunk, decode)) for chunk in chunks]
+        mixed = [self._mixed(chunk, batch, chunk_tokens=chunk_tokens) for chunk in chunks]
+        mixed_s = [pass_s for pass_s, _ in mixed]
         mixed_share = rate * sum(mixed_s)
         if mixed_share >= 1:
             return False
-        passes_a_s = rate * len(chunks) + (1 - mixed_share) / self.step_s(batch)
+        tokens_a_s = rate * sum(num_tokens for _, num_tokens in mixed) + (1 - mixed_share) / self.token_s(batch)
         wait_s = sum(mixed_s) / 2 * mixed_share / (1 - mixed_share)
-        return 1 / passes_a_s <= goal.tpot_s and math.log(10) * wait_s + sum(mixed_s) <= goal.ttft_s
+        return 1 / tokens_a_s <= goal.tpot_s and math.log(10) * wait_s + sum(mixed_s) <= goal.ttft_s
+
+    def _mixed(self, chunk: PassShape, batch: int, *, chunk_tokens: int) -> tuple[float, float]:
+        """Time of a pass that the chunk and the batch share, and the tokens that each of the batch gets of it: more
+        than one where the chunk leaves room for drafts."""
+        drafting, decode = self.goal.drafting, self._decode(batch)
+        if chunk.num_prefill_tokens + decode.num_decode_tokens <= chunk_tokens:
+            return self._pass_s(mixed_shape(chunk, decode)), drafting.tokens_per_pass
+        return self._pass_s(mixed_shape(chunk, self._decode(batch, num_tried=1))), 1.0
 
     def _most_batch(self) -> int:
         """The largest that keeps the time per token and fits into the cache."""
         low, high = 0, self.placement.kv_tokens // self.goal.num_final_tokens
         while low < high:
             middle = div_ceil(low + high, 2)
-            if self.step_s(middle) <= self.goal.tpot_s:
+            if self.token_s(middle) <= self.goal.tpot_s:
                 low = middle
             else:
                 high = middle - 1
         return low
 
     def _passes_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        return sum(self.model.pass_s(shape) for shape in self._chunks(num_tokens, chunk_tokens))
+        return sum(self._pass_s(shape) for shape in self._chunks(num_tokens, chunk_tokens))
 
     def _chunks(self, num_tokens: int, chunk_tokens: int) -> list[PassShape]:
         """Of a prompt with so many tokens that are in no cache."""
@@ -112,8 +124,13 @@ class Estimator:
         starts = range(start, stop, chunk_tokens)
         return [chunk_shape(start=start, stop=min(start + chunk_tokens, stop)) for start in starts]
 
-    def _decode(self, batch: int) -> PassShape:
-        return PassShape(num_decode_tokens=batch, num_decode_keys=batch * self.goal.mean_keys)
+    def _decode(self, batch: int, *, num_tried: int | None = None) -> PassShape:
+        """With all drafts, where it is not said how many tokens of a sequence are tried."""
+        num_tokens = batch * (self.goal.drafting.num_tried if num_tried is None else num_tried)
+        return PassShape(num_decode_tokens=num_tokens, num_decode_keys=num_tokens * self.goal.mean_keys)
+
+    def _pass_s(self, shape: PassShape) -> float:
+        return self.goal.drafting.pass_s(self.model, shape, num_layers=self.placement.shape.num_layers)
 
     def _exposed_s(self) -> float:
         """Of the push: its last layer's part, when the layers before it were hidden behind the forward pass."""

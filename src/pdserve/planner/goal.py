@@ -10,6 +10,7 @@ from pdserve.perfmodel.known import known_model, stored_profile
 from pdserve.perfmodel.model_shape import ModelShape
 from pdserve.perfmodel.placement import Placement
 from pdserve.planner.load import PlannedLoad
+from pdserve.simulate.fleet.drafting import NO_DRAFTS, Drafting
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
@@ -27,6 +28,7 @@ class Goal:
     max_accelerators: int = 1024
     tables: Path | None = None
     """As of `known_model`."""
+    drafting: Drafting = NO_DRAFTS
 
     @property
     def num_uncached_tokens(self) -> int:

@@ -78,7 +78,7 @@ def _require_possible(goal: Goal, estimators: Iterable[Estimator]) -> None:
     """What an idle fleet can't do, no number of workers does."""
     chunk_tokens = chunk_sizes(goal)[-1]
     ttft_s = min(each.idle_ttft_s(chunk_tokens) for each in estimators)
-    tpot_s = min(each.step_s(1) for each in estimators)
+    tpot_s = min(each.token_s(1) for each in estimators)
     reached = f"of {goal.shape.name} on a node of {goal.hardware.name}; ask for more"
     if ttft_s > goal.ttft_s:
         raise ConfigError(f"--slo ttft={goal.ttft_s:g} is below the {ttft_s:.3g} s of an idle fleet {reached}")
@@ -104,8 +104,9 @@ def _prefill_pools(goal: Goal, estimators: Iterable[Estimator]) -> list[Pool]:
 
 def _decode_pools(goal: Goal, estimators: Iterable[Estimator]) -> list[Pool]:
     rates = [(each.placement, each.decode_rate()) for each in estimators]
+    chunk_tokens = CHUNK_TOKENS[0] * goal.drafting.num_tried
     return [
-        _pool(Role.DECODE, placement, _num_workers(goal, placement, rate), CHUNK_TOKENS[0])
+        _pool(Role.DECODE, placement, _num_workers(goal, placement, rate), chunk_tokens)
         for placement, rate in rates
         if rate > 0
     ]

@@ -122,7 +122,7 @@ def _bisect(goal: Goal, family: Family, most: int, judge: Callable[[Candidate], 
 
 def simulated(goal: Goal, candidate: Candidate) -> Verdict:
     """What the goal's requests find in this fleet."""
-    result = simulate_fleet(candidate.fleet_plan(), goal.workload.requests, candidate.models(goal))
+    result = simulate_fleet(candidate.fleet_plan(goal.drafting), goal.workload.requests, candidate.models(goal))
     return verdict_of(goal, candidate, result)
 
 

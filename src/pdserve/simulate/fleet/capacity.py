@@ -1,6 +1,7 @@
 """How many requests a second a fleet could answer if its pools were always busy: a bound, known without simulating."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pdserve.config.role import Role
 from pdserve.perfmodel.port import PassShape, PerfModel
@@ -15,26 +16,30 @@ def capacity_per_s(
     num_decoded_a_s = 0.0
     num_prefilled_a_s = float("inf")
     for role, pool in plan.pools.items():
-        prefill_s = _prefill_s(pool, perf[role], num_prompt_tokens) if role is not Role.DECODE else 0.0
+        prefill_s = _prefill_s(plan, pool, perf[role], num_prompt_tokens) if role is not Role.DECODE else 0.0
         num_ranks = pool.num_workers * pool.num_ranks
         if role is Role.PREFILL:
             num_prefilled_a_s = num_ranks / prefill_s
         else:
-            token_s = _decode_s(pool, perf[role], num_prompt_tokens + num_output_tokens)
+            token_s = _decode_s(plan, pool, perf[role], num_prompt_tokens + num_output_tokens)
             num_decoded_a_s += num_ranks / (prefill_s + token_s * num_output_tokens)
     return min(num_decoded_a_s, num_prefilled_a_s)
 
 
-def _prefill_s(pool: PoolPlan, perf: PerfModel, num_tokens: int) -> float:
+def _prefill_s(plan: FleetPlan, pool: PoolPlan, perf: PerfModel, num_tokens: int) -> float:
     """Of one prompt, in passes of its own."""
     num_passes = div_ceil(num_tokens, pool.chunk_tokens)
     num_keys = num_tokens * (num_tokens + 1) // 2
     shape = PassShape(num_prefill_tokens=num_tokens // num_passes, num_prefill_keys=num_keys // num_passes)
-    return num_passes * perf.pass_s(shape)
+    return num_passes * plan.drafting.pass_s(perf, shape, num_layers=plan.layout.num_layers)
 
 
-def _decode_s(pool: PoolPlan, perf: PerfModel, num_keys: int) -> float:
-    """Of one token, in a pass with as many others as fit."""
+def _decode_s(plan: FleetPlan, pool: PoolPlan, perf: PerfModel, num_keys: int) -> float:
+    """Of one token in the mean, in a pass of as many sequences as fit, with as many drafts of each as fit then."""
     num_sequences = max(1, min(pool.max_running, pool.kv_tokens // num_keys))
-    shape = PassShape(num_decode_tokens=num_sequences, num_decode_keys=num_sequences * num_keys)
-    return perf.pass_s(shape) / num_sequences
+    num_fitting = max(0, pool.saturation_tokens // num_sequences - 1)
+    drafting = replace(plan.drafting, num_drafts=min(plan.drafting.num_drafts, num_fitting))
+    num_tokens = num_sequences * drafting.num_tried
+    shape = PassShape(num_decode_tokens=num_tokens, num_decode_keys=num_tokens * num_keys)
+    pass_s = drafting.pass_s(perf, shape, num_layers=plan.layout.num_layers)
+    return pass_s / (num_sequences * drafting.tokens_per_pass)

@@ -15,6 +15,7 @@ from pdserve.config.worker import (
 )
 from pdserve.errors import ConfigError
 from pdserve.kv.layout import KvLayout
+from pdserve.simulate.fleet.drafting import NO_DRAFTS, Drafting
 from pdserve.units import NS_PER_US
 
 SMOLLM2_LAYOUT = KvLayout(
@@ -64,6 +65,7 @@ class FleetPlan:
     message_ns: int = 200 * NS_PER_US
     """How long a control message takes from process to process."""
     lease_s: float = DEFAULT_LEASE_S
+    drafting: Drafting = NO_DRAFTS
 
     def __post_init__(self) -> None:
         if Role.DECODE not in self.pools and Role.BOTH not in self.pools:

@@ -14,6 +14,7 @@ from pdserve.kv.shard import KvSharding
 from pdserve.perfmodel.port import PerfModel
 from pdserve.schedule.batch import Batch
 from pdserve.simulate.agenda import Agenda
+from pdserve.simulate.fleet.drafting import RankDrafter
 from pdserve.simulate.fleet.fabric import FleetFabric
 from pdserve.simulate.fleet.passes import result_of, shape_of
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
@@ -77,6 +78,7 @@ class FleetWorker:
         self.core = WorkerCore(self._surroundings(ground.plan, self._pool))
         self._batches: list[Batch | None] = [None] * self._pool.num_ranks
         self._busy_ns = [0] * self._pool.num_ranks
+        self._drafters = self._make_drafters()
         self._hello: PeerHello | None = None
 
     def busy_ns(self) -> int:
@@ -163,6 +165,14 @@ class FleetWorker:
             regions=self._hello.regions,
         )
 
+    def _make_drafters(self) -> list[RankDrafter | None]:
+        """By data parallel rank."""
+        drafting = self._ground.plan.drafting
+        return [
+            RankDrafter(drafting, self.incarnation, dp_rank) if drafting.num_drafts else None
+            for dp_rank in range(self._pool.num_ranks)
+        ]
+
     def _make_hello(self) -> PeerHello:
         receiver = self.core.receiver
         return hello(
@@ -217,6 +227,7 @@ class FleetWorker:
             data_parallel_size=pool.num_ranks,
             lease_s=plan.lease_s,
             heartbeat_s=plan.heartbeat_s,
+            speculation=plan.drafting.speculation,
         )
 
     def _register(self, engine: EngineInfo, dp_rank: int) -> EngineRegions:
@@ -248,11 +259,12 @@ class FleetWorker:
                 self._start_pass(dp_rank)
 
     def _start_pass(self, dp_rank: int) -> None:
-        agenda = self._ground.agenda
+        agenda, plan = self._ground.agenda, self._ground.plan
         batch = self.core.ranks[dp_rank].next_batch(now_ns=agenda.now_ns)
         if batch is not None:
             self._batches[dp_rank] = batch
-            duration_ns = seconds_to_ns(self._perf.pass_s(shape_of(batch)))
+            pass_s = plan.drafting.pass_s(self._perf, shape_of(batch), num_layers=plan.layout.num_layers)
+            duration_ns = seconds_to_ns(pass_s)
             self._fabric.run_pass(duration_ns)
             agenda.after(duration_ns, partial(self._end_pass, dp_rank, batch, duration_ns))
 
@@ -260,7 +272,7 @@ class FleetWorker:
         now_ns = self._ground.agenda.now_ns
         self._batches[dp_rank] = None
         self._busy_ns[dp_rank] += duration_ns
-        result = result_of(batch, started_ns=now_ns - duration_ns, ended_ns=now_ns)
+        result = result_of(batch, drafter=self._drafters[dp_rank], started_ns=now_ns - duration_ns, ended_ns=now_ns)
         self.core.ranks[dp_rank].complete(batch, result, now_ns=now_ns)
         self._happened()
 
