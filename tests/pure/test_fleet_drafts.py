@@ -123,6 +123,12 @@ def test_drafts_depend_on_where_they_are_and_on_nothing_before(sequence_id: Sequ
     assert len(fresh.drafts(sequence_id, num_tokens)) == 2
 
 
+@pytest.mark.parametrize("seed", [-1, 10**30])
+def test_drafts_may_have_any_seed(seed: int) -> None:
+    drafter = RankDrafter(replace(TWO_DRAFTS, acceptance=1.0, seed=seed), Incarnation(1), 0)
+    assert drafter.drafts(SequenceId(0), 1) == (TOKEN_ID, TOKEN_ID)
+
+
 def test_drafts_of_ranks_sequences_and_lengths_are_drawn_apart() -> None:
     """No two of these rows are alike, and each has its share of right first drafts."""
     rows = [

@@ -91,7 +91,7 @@ class RankDrafter:
 
     def __init__(self, drafting: Drafting, incarnation: Incarnation, dp_rank: int) -> None:
         self._drafting = drafting
-        self._key = struct.pack("<qqq", drafting.seed, incarnation, dp_rank)
+        self._key = struct.pack("<qqq", drafting.seed % 2**63, incarnation, dp_rank)
         self._drafts = tuple(
             (TOKEN_ID,) * num_right + (WRONG_TOKEN_ID,) * (drafting.num_drafts - num_right)
             for num_right in range(drafting.num_tried)
@@ -102,7 +102,7 @@ class RankDrafter:
         """Of what comes after so many tokens."""
         place = struct.pack("<qq", sequence_id, num_tokens)
         digest = hashlib.blake2b(place, key=self._key, digest_size=8).digest()
-        drawn = int.from_bytes(digest) / 2**64
+        drawn = (int.from_bytes(digest) >> 11) / 2**53
         acceptance, num_right = self._drafting.acceptance, 0
         chance = acceptance
         while num_right < self._drafting.num_drafts and drawn < chance:
