@@ -46,9 +46,14 @@ def test_point_needs_pages_for_each_sequence_and_its_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "pages"), [(64, (1, 2, 4)), (1000, (1, 2, 4, 8, 16, 32)), (1024, (1, 2, 4, 8, 16, 32, 64))]
+    ("tokens", "pages"),
+    [
+        (64, (1, 2, 3, 4)),
+        (1000, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)),
+        (1024, (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)),
+    ],
 )
-def test_pushes_double_up_to_the_longest_prompt(tokens: int, pages: tuple[int, ...]) -> None:
+def test_pushes_grow_twice_in_each_doubling_up_to_the_longest_prompt(tokens: int, pages: tuple[int, ...]) -> None:
     assert push_pages(max_prompt_tokens=tokens, page_slots=16) == pages
 
 

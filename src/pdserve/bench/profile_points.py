@@ -97,6 +97,9 @@ def _mixed_points(max_prompt_tokens: int, max_batch: int) -> list[PassPoint]:
 
 
 def push_pages(*, max_prompt_tokens: int, page_slots: int) -> tuple[int, ...]:
-    """Numbers of pages to push, a power of two each: up to those of the longest prompt."""
+    """Numbers of pages to push, two in each doubling, so that one that is held out has neighbours; up to those of the
+    longest prompt."""
     most = div_ceil(max_prompt_tokens, page_slots)
-    return tuple(2**power for power in range(most.bit_length()))
+    powers = [2**power for power in range(most.bit_length())]
+    between = [power * 3 // 2 for power in powers if 1 < power and power * 3 // 2 <= most]
+    return tuple(sorted([*powers, *between]))
