@@ -101,5 +101,5 @@ def push_pages(*, max_prompt_tokens: int, page_slots: int) -> tuple[int, ...]:
     longest prompt."""
     most = div_ceil(max_prompt_tokens, page_slots)
     powers = [2**power for power in range(most.bit_length())]
-    between = [power * 3 // 2 for power in powers if 1 < power and power * 3 // 2 <= most]
+    between = [power * 3 // 2 for power in powers if power > 1 and power * 3 // 2 <= most]
     return tuple(sorted([*powers, *between]))
