@@ -33,14 +33,14 @@ MAX_TPOT_S = 0.3
 
 def main() -> None:
     book = load(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "results" / "two_cores.json")
-    points = [point for point in POINTS if any(record.point == point for record in book.counted.values())]
+    points = [point for point in POINTS if any(record.point == point for record in book.made.values())]
     draw_effects(book, points)
     draw_goodput(book, points)
 
 
 def draw_effects(book: Book, points: Sequence[Point]) -> None:
     """Ratios of B to both baselines, with their intervals, on a log axis: as far up for twice as for half."""
-    rows = [row for row in effects(book, points) if row.arm is Arm.APART]
+    rows = [row for row in effects(book.made, points) if row.arm is Arm.APART]
     figure, panels = plt.subplots(1, len(SHOWN_METRICS), figsize=(14, 4.5), dpi=100, sharey=True)
     for axes, metric in zip(panels, SHOWN_METRICS, strict=True):
         for offset, baseline in ((-0.12, Arm.WHOLE), (0.12, Arm.CHUNKED)):
@@ -75,7 +75,7 @@ def draw_goodput(book: Book, points: Sequence[Point]) -> None:
     limits_s = [MAX_TPOT_S * index / NUM_TPOT_LIMITS for index in range(NUM_TPOT_LIMITS + 1)]
     for axes, point in zip(panels[0], points, strict=True):
         for arm in Arm:
-            records = [record for run, record in book.counted.items() if (run.point, run.arm) == (point, arm)]
+            records = [record for run, record in book.made.items() if (run.point, run.arm) == (point, arm)]
             shares = [100 * good_share(book, records, tpot_s=limit_s) for limit_s in limits_s] if records else []
             axes.plot(
                 [1e3 * limit_s for limit_s in limits_s[: len(shares)]], shares, color=COLORS[arm], label=NAMES[arm]

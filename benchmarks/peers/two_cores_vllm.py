@@ -14,7 +14,7 @@ import msgspec
 from vllm_server import FOLDER, require_installed, vllm_server
 
 from pdserve.bench.experiment.book import Book, load
-from pdserve.bench.experiment.calibration import gemm_s
+from pdserve.bench.experiment.calibration import gemms_s
 from pdserve.bench.experiment.conditions import Conditions, void_reason
 from pdserve.bench.experiment.cpu_time import cpu_times, shares
 from pdserve.bench.experiment.points import Point, points_named
@@ -85,7 +85,7 @@ async def measure_run(book: Book, point: Point, seed: int, *, urls: tuple[str, s
     prefill_s = book.reference.prefill_s[point.num_prompt_tokens]
     workload = point.workload(prefill_s=prefill_s, seed=seed)
     requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
-    gemms = await gemm_ratios(book)
+    gemms_before_s = await gemms_s(book.cpus)
     before = cpu_times()
     sent = await send_in_turn(urls, requests, seed)
     used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
@@ -94,20 +94,15 @@ async def measure_run(book: Book, point: Point, seed: int, *, urls: tuple[str, s
         foreign_share=used.foreign,
         own_share=used.own,
         psi_cpu_share=used.psi,
-        gemm_ratios=(*gemms, *await gemm_ratios(book)),
+        gemms_s=(gemms_before_s, await gemms_s(book.cpus)),
     )
     return PeerRun(
         point=point.name,
         seed=seed,
-        void=void_reason(conditions),
+        void=void_reason(conditions, reference_s=book.usual_gemm_s),
         conditions=conditions,
         summary=summarise(sent, book.slo.objective(prefill_s)),
     )
-
-
-async def gemm_ratios(book: Book) -> list[float]:
-    pairs = zip(book.cpus, book.reference.gemm_s, strict=True)
-    return [await gemm_s(cpu) / reference_s for cpu, reference_s in pairs]
 
 
 async def send_in_turn(urls: Sequence[str], requests: Sequence[WorkloadRequest], seed: int) -> list[SentRequest]:

@@ -1,5 +1,6 @@
 """The experiment's book and its statistics, on runs that nobody ran."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -25,11 +26,11 @@ def empty_book() -> Book:
         cpus=(0, 1),
         seconds=60.0,
         slo=Slo(),
-        reference=Reference(gemm_s=(0.003, 0.003), prefill_s={256: 0.5}),
+        reference=Reference(prefill_s={256: 0.5}),
     )
 
 
-def record(arm: Arm, *, seed: int = 0, itl_p99_s: float = 0.1, void: str | None = None) -> RunRecord:
+def record(arm: Arm, *, seed: int = 0, itl_p99_s: float = 0.1, stolen: float = 0.0, gemm_s: float = 0.003) -> RunRecord:
     result = load_result((*drawn_requests(10, seed=seed), refused_request(5.0)))
     itl = Distribution(num_samples=100, mean=0.05, p50=0.05, p90=0.06, p99=itl_p99_s, max=1.0)
     return RunRecord(
@@ -38,9 +39,12 @@ def record(arm: Arm, *, seed: int = 0, itl_p99_s: float = 0.1, void: str | None 
         arm=arm,
         started="2026-11-30T00:00:00Z",
         commit=None,
-        void=void,
         conditions=Conditions(
-            steal_share=0.0, foreign_share=0.0, own_share=0.8, psi_cpu_share=None, gemm_ratios=(1.0, 1.0)
+            steal_share=stolen,
+            foreign_share=0.0,
+            own_share=0.8,
+            psi_cpu_share=None,
+            gemms_s=((gemm_s, 0.004), (gemm_s, 0.004)),
         ),
         summary=msgspec.structs.replace(result.summary, itl=itl),
         felt=felt(result.requests),
@@ -52,7 +56,7 @@ def book_of(*records: RunRecord) -> Book:
 
 
 def test_book_that_was_saved_is_read_back_equal(tmp_path: Path) -> None:
-    book = book_of(record(Arm.WHOLE), record(Arm.APART, void="stolen"))
+    book = book_of(record(Arm.WHOLE), record(Arm.APART, stolen=0.5))
     save(book, tmp_path / "new" / "book.json")
     assert load(tmp_path / "new" / "book.json") == book
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["book.json"]
@@ -68,11 +72,27 @@ def test_file_that_is_no_book_is_refused_with_its_name(tmp_path: Path, content: 
 
 def test_resumed_book_lacks_what_was_not_run_and_what_was_void() -> None:
     runs = planned_runs([POINT], num_seeds=1)
-    book = book_of(record(Arm.WHOLE), record(Arm.APART, void="stolen"))
+    book = book_of(record(Arm.WHOLE), record(Arm.APART, stolen=0.5))
     assert {run.arm for run in book.missing(runs)} == {Arm.APART, Arm.CHUNKED}
     again = book.with_record(record(Arm.APART))
     assert {run.arm for run in again.missing(runs)} == {Arm.CHUNKED}
     assert again.num_void == 1
+
+
+def test_runs_that_were_made_least_often_come_first() -> None:
+    runs = planned_runs([POINT], num_seeds=1)
+    first, *others = (record(run.arm, stolen=0.5) for run in runs)
+    assert book_of(first).missing(runs) == [*runs[1:], runs[0]]
+    assert book_of(first, *others).missing(runs) == runs
+
+
+def test_runs_are_judged_by_what_the_cores_did_in_most_of_them() -> None:
+    slow = record(Arm.WHOLE, gemm_s=0.006)
+    usual = [record(arm, seed=seed) for seed in range(2) for arm in Arm]
+    assert book_of(slow).num_void == 0
+    book = book_of(slow, *usual)
+    assert book.usual_gemm_s == (0.003, 0.004)
+    assert [void is not None for _, void in book.judged()] == [True] + 6 * [False]
 
 
 def test_resuming_with_other_settings_is_refused_with_the_setting() -> None:
@@ -96,8 +116,8 @@ def test_felt_of_a_refused_request_is_nothing_and_not_complete() -> None:
 def test_effect_is_the_geometric_mean_of_ratios_of_blocks_that_both_arms_have() -> None:
     records = [record(Arm.WHOLE, seed=seed, itl_p99_s=0.4) for seed in range(4)]
     records += [record(Arm.APART, seed=0, itl_p99_s=0.1), record(Arm.APART, seed=1, itl_p99_s=0.4)]
-    records += [record(Arm.APART, seed=2, void="stolen", itl_p99_s=9.0)]
-    (row,) = [row for row in effects(book_of(*records), [POINT]) if row.metric == "ITL p99"]
+    records += [record(Arm.APART, seed=2, stolen=0.5, itl_p99_s=9.0)]
+    (row,) = [row for row in effects(book_of(*records).counted, [POINT]) if row.metric == "ITL p99"]
     assert (row.baseline_arm, row.arm, row.num_blocks) == (Arm.WHOLE, Arm.APART, 2)
     assert row.effect == pytest.approx(0.5)
     assert row.interval.low == pytest.approx(0.25)
@@ -105,7 +125,12 @@ def test_effect_is_the_geometric_mean_of_ratios_of_blocks_that_both_arms_have() 
 
 
 def test_table_of_a_book_counts_void_runs_and_shows_each_pair() -> None:
-    text = table(book_of(record(Arm.WHOLE), record(Arm.APART), record(Arm.CHUNKED, void="stolen")), [POINT])
+    text = table(book_of(record(Arm.WHOLE), record(Arm.APART), record(Arm.CHUNKED, stolen=0.5)), [POINT])
     assert "256/64@0.5: 1.00 requests/s, 3 runs, 1 of them void" in text
     assert "B : A" in text
-    assert "A' : A" not in text
+    assert re.search(r"ITL p99 .*1\.000 +\S+ to \S+, 1 +1\.000 +\S+ to \S+, 1\n", text)
+
+
+def test_table_tells_effects_of_void_runs_apart() -> None:
+    text = table(book_of(record(Arm.WHOLE), record(Arm.APART, stolen=0.5)), [POINT])
+    assert re.search(r"ITL p99 .*1\.000 +\S+ to \S+, 1 +-\n", text)

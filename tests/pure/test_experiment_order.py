@@ -12,13 +12,13 @@ from pdserve.bench.experiment.schedule import planned_runs
 from pdserve.config.role import Role
 from pdserve.errors import ConfigError
 
+REFERENCE_S = (0.2, 0.4)
+
 
 def conditions(
-    *, steal: float = 0.0, foreign: float = 0.0, gemm_ratios: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+    *, steal: float = 0.0, foreign: float = 0.0, gemms_s: tuple[tuple[float, ...], ...] = (REFERENCE_S, REFERENCE_S)
 ) -> Conditions:
-    return Conditions(
-        steal_share=steal, foreign_share=foreign, own_share=0.8, psi_cpu_share=0.5, gemm_ratios=gemm_ratios
-    )
+    return Conditions(steal_share=steal, foreign_share=foreign, own_share=0.8, psi_cpu_share=0.5, gemms_s=gemms_s)
 
 
 def test_plan_of_all_points_has_every_run_once_in_whole_blocks() -> None:
@@ -87,20 +87,20 @@ def test_objective_of_ttft_is_in_prefills_of_the_prompt() -> None:
     [
         conditions(),
         conditions(steal=0.05, foreign=0.05),
-        conditions(gemm_ratios=(1.0, 1.09, 0.91, 1.0)),
+        conditions(gemms_s=((0.2, 0.436), (0.182, 0.4))),
     ],
 )
 def test_run_within_the_limits_counts_whatever_its_pressure(quiet: Conditions) -> None:
-    assert void_reason(quiet) is None
+    assert void_reason(quiet, reference_s=REFERENCE_S) is None
 
 
 @pytest.mark.parametrize(
     ("disturbed", "reason"),
     [
         (conditions(steal=0.06, foreign=0.05), "6% of CPU time stolen and 5% used by others"),
-        (conditions(gemm_ratios=(1.0, 1.0, 1.0, 1.11)), r"took 1\.11 of its reference"),
-        (conditions(gemm_ratios=(0.85, 1.0, 1.05, 1.0)), r"took 0\.85 of its reference"),
+        (conditions(gemms_s=((0.2, 0.4), (0.2, 0.444))), r"took 1\.11 of its reference"),
+        (conditions(gemms_s=((0.17, 0.4), (0.21, 0.4))), r"took 0\.85 of its reference"),
     ],
 )
 def test_run_over_a_limit_is_void_and_says_why(disturbed: Conditions, reason: str) -> None:
-    assert re.search(reason, void_reason(disturbed) or "")
+    assert re.search(reason, void_reason(disturbed, reference_s=REFERENCE_S) or "")

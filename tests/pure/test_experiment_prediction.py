@@ -76,5 +76,6 @@ def test_arms_in_another_order_than_they_came_out_are_named() -> None:
 
 
 def test_void_runs_are_not_predicted(true_book: Book) -> None:
-    void = msgspec.structs.replace(true_book.records[0], void="stolen")
+    counted = true_book.records[0]
+    void = msgspec.structs.replace(counted, conditions=msgspec.structs.replace(counted.conditions, steal_share=0.5))
     assert predictions(book_with(void), POINTS, perf()) == []

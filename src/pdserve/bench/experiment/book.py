@@ -1,12 +1,14 @@
 """The results of the experiment as they come: written after each run, so that an interruption loses one run at most."""
 
 import os
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from pdserve.bench.experiment.conditions import Conditions
+from pdserve.bench.experiment.conditions import Conditions, void_reason
 from pdserve.bench.experiment.points import Arm, Point, Slo
 from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.load.result import SentRequest, Summary
@@ -34,8 +36,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     arm: Arm
     started: str
     commit: str | None
-    void: str | None
-    """Why the run does not count."""
     conditions: Conditions
     summary: Summary
     felt: tuple[Felt, ...]
@@ -48,8 +48,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before the first run, and holds for all."""
 
-    gemm_s: tuple[float, ...]
-    """The calibration product, by core."""
     prefill_s: dict[int, float]
     """Of one prompt of so many tokens on an idle core."""
 
@@ -66,19 +64,36 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[RunRecord, ...] = ()
 
     @property
+    def usual_gemm_s(self) -> tuple[float, ...]:
+        """By core, the median of all runs' calibrations: one moment may be a bad one, and would void all others.
+
+        Requires: a run.
+        """
+        calibrations = [gemms_s for record in self.records for gemms_s in record.conditions.gemms_s]
+        return tuple(map(statistics.median, zip(*calibrations, strict=True)))
+
+    @property
     def counted(self) -> dict[Run, RunRecord]:
         """The newest of each run that is not void."""
-        return {record.run: record for record in self.records if record.void is None}
+        return {record.run: record for record, void in self.judged() if void is None}
+
+    @property
+    def made(self) -> dict[Run, RunRecord]:
+        """Of each run the one that counts, or else the newest that is void."""
+        return {record.run: record for record in self.records} | self.counted
+
+    def judged(self) -> list[tuple[RunRecord, str | None]]:
+        """All runs in the order they were made, each with why it does not count. Each new run may change it for all:
+        what is usual is only known from many."""
+        usual_s = self.usual_gemm_s
+        return [(record, void_reason(record.conditions, reference_s=usual_s)) for record in self.records]
 
     @property
     def num_void(self) -> int:
-        return sum(record.void is not None for record in self.records)
+        return sum(void is not None for _, void in self.judged())
 
     def with_record(self, record: RunRecord) -> "Book":
         return msgspec.structs.replace(self, records=(*self.records, record))
-
-    def with_gemm(self, gemm_s: tuple[float, ...]) -> "Book":
-        return msgspec.structs.replace(self, reference=msgspec.structs.replace(self.reference, gemm_s=gemm_s))
 
     def with_prefills(self, prefill_s: dict[int, float]) -> "Book":
         """For points that were not measured before; what was measured stays."""
@@ -86,8 +101,9 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, reference=reference)
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
-        """Those still to do. A void run is done again."""
-        return [run for run in runs if run not in self.counted]
+        """Those that do not count yet, those that were made least often first."""
+        counted, times_made = self.counted, Counter(record.run for record in self.records)
+        return sorted((run for run in runs if run not in counted), key=times_made.__getitem__)
 
 
 def felt(requests: Sequence[SentRequest]) -> tuple[Felt, ...]:

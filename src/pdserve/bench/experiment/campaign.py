@@ -1,4 +1,4 @@
-"""Carries the experiment out: calibrates, starts an arm, sends its load, judges the run, writes it down."""
+"""Carries the experiment out: starts an arm, sends its load, writes down what came of it and of calibrations."""
 
 import statistics
 import time
@@ -9,8 +9,8 @@ from pathlib import Path
 from pdserve.bench.engine import OwnEngine, Phase
 from pdserve.bench.engine import Point as EnginePoint
 from pdserve.bench.experiment.book import Book, RunRecord, felt, save
-from pdserve.bench.experiment.calibration import gemm_s
-from pdserve.bench.experiment.conditions import Conditions, void_reason
+from pdserve.bench.experiment.calibration import gemms_s
+from pdserve.bench.experiment.conditions import Conditions
 from pdserve.bench.experiment.cpu_time import cpu_times, shares
 from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.load.result import SentRequest
@@ -23,10 +23,10 @@ from pdserve.units import div_ceil
 from pdserve.workload.request import WorkloadRequest
 
 PAGE_SLOTS = 16
-NUM_REFERENCES = 5
-"""Calibrations a core, and prefills a length, of which the median is the reference."""
+NUM_REFERENCES = 15
+"""Prefills a length, of which the median is the reference."""
 
-OVERHEAD_S = 25.0
+OVERHEAD_S = 30.0
 """Of a run, beyond its arrivals, as a first guess: starting and stopping three processes, warming up, the last answers,
 calibrations."""
 
@@ -49,28 +49,35 @@ class Campaign:
     send: Send
     book_path: Path
     on_progress: Callable[[str], None]
+    deadline_s: float
+    """Of the monotonic clock: no run begins that would end after it."""
 
     async def carry_out(self, book: Book, runs: Sequence[Run]) -> Book:
-        """Do the runs that the book lacks, and save it after each."""
-        missing = book.missing(runs)
-        started_s = time.monotonic()
-        for num_done, run in enumerate(missing):
-            a_run_s = (time.monotonic() - started_s) / num_done if num_done else expected_s(1, seconds=book.seconds)
-            place = f"run {num_done + 1} of {len(missing)}: {run.point.name}, seed {run.seed}, arm {run.arm.value}"
-            self.on_progress(f"{place}; about {a_run_s * (len(missing) - num_done) / 60:.0f} minutes left")
-            record = await self._run(book, run)
+        """Do the runs that the book lacks, then again those that are void, and save it after each."""
+        started_s, num_done = time.monotonic(), 0
+        gemms_before_s = await gemms_s(book.cpus)
+        while missing := book.missing(runs):
+            now_s = time.monotonic()
+            a_run_s = (now_s - started_s) / num_done if num_done else expected_s(1, seconds=book.seconds)
+            run = missing[0]
+            told = f"{run.point.name}, seed {run.seed}, arm {run.arm.value}; {len(missing)} to do, {book.num_void} void"
+            if now_s + a_run_s > self.deadline_s:
+                self.on_progress(f"out of time before {told}")
+                break
+            left_s = min(a_run_s * len(missing), self.deadline_s - now_s)
+            self.on_progress(f"{told}; about {left_s / 60:.0f} minutes left")
+            record = await self._run(book, run, gemms_before_s)
+            gemms_before_s = record.conditions.gemms_s[-1]
             book = book.with_record(record)
             save(book, self.book_path)
-            if record.void is not None:
-                self.on_progress(f"void: {record.void}")
+            num_done += 1
         return book
 
-    async def _run(self, book: Book, run: Run) -> RunRecord:
+    async def _run(self, book: Book, run: Run, gemms_before_s: tuple[float, ...]) -> RunRecord:
         started = this_instant()
         prefill_s = book.reference.prefill_s[run.point.num_prompt_tokens]
         workload = run.point.workload(prefill_s=prefill_s, seed=run.seed)
         requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
-        gemms = await self._gemm_ratios(book)
         async with LocalDeployment(self._settings(book, run)) as deployment:
             await self.send(deployment.url, _warm_up(requests[0]), WARM_UP_SEED)
             before = cpu_times()
@@ -81,7 +88,7 @@ class Campaign:
             foreign_share=used.foreign,
             own_share=used.own,
             psi_cpu_share=used.psi,
-            gemm_ratios=(*gemms, *await self._gemm_ratios(book)),
+            gemms_s=(gemms_before_s, await gemms_s(book.cpus)),
         )
         return RunRecord(
             point=run.point,
@@ -89,7 +96,6 @@ class Campaign:
             arm=run.arm,
             started=started,
             commit=this_commit(),
-            void=void_reason(conditions),
             conditions=conditions,
             summary=summarise(sent, book.slo.objective(prefill_s)),
             felt=felt(sent),
@@ -103,19 +109,10 @@ class Campaign:
             worker_arguments=run.arm.worker_arguments,
         )
 
-    async def _gemm_ratios(self, book: Book) -> list[float]:
-        pairs = zip(book.cpus, book.reference.gemm_s, strict=True)
-        return [await gemm_s(cpu) / reference_s for cpu, reference_s in pairs]
-
 
 def expected_s(num_runs: int, *, seconds: float) -> float:
     """About how long so many runs take."""
     return num_runs * (seconds + OVERHEAD_S)
-
-
-async def reference_gemm_s(cpus: Sequence[int]) -> tuple[float, ...]:
-    """By core."""
-    return tuple([statistics.median([await gemm_s(cpu) for _ in range(NUM_REFERENCES)]) for cpu in cpus])
 
 
 async def measure_prefill_s(model_dir: Path, lengths: Sequence[int], *, cpu: int) -> dict[int, float]:

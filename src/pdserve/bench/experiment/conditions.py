@@ -1,5 +1,7 @@
 """What a run met on the machine, and whether it counts."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 MAX_DISTURBANCE = 0.10
@@ -19,19 +21,22 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     psi_cpu_share: float | None
     """Of the wall clock, in which some task waited for a core; None where the kernel does not tell. Recorded, not
     judged: the experiment's own processes share cores (gateway and worker), so it is high on a quiet machine too."""
-    gemm_ratios: tuple[float, ...]
-    """Of each core's calibration product before and after the run: its time over the reference."""
+    gemms_s: tuple[tuple[float, ...], ...]
+    """The calibration product's times, before the run and after it; each by core."""
 
 
-def void_reason(conditions: Conditions) -> str | None:
-    """Why the run does not count; None when it does."""
+def void_reason(conditions: Conditions, *, reference_s: Sequence[float]) -> str | None:
+    """Why the run does not count; None when it does. `reference_s`: of the calibration product, by core."""
     disturbance = conditions.steal_share + conditions.foreign_share
     if disturbance > MAX_DISTURBANCE:
         return (
             f"{100 * conditions.steal_share:.0f}% of CPU time stolen and {100 * conditions.foreign_share:.0f}% used by "
             f"others, together over {100 * MAX_DISTURBANCE:.0f}%"
         )
-    worst = max(conditions.gemm_ratios, key=lambda ratio: abs(ratio - 1))
+    ratios = [
+        seconds / usual_s for gemms in conditions.gemms_s for seconds, usual_s in zip(gemms, reference_s, strict=True)
+    ]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
     if abs(worst - 1) > MAX_GEMM_DEVIATION:
         return f"the calibration product took {worst:.2f} of its reference, over {100 * MAX_GEMM_DEVIATION:.0f}% off"
     return None

@@ -6,13 +6,14 @@ and are no independent samples; blocks are.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from pdserve.bench.experiment.book import Book, RunRecord
 from pdserve.bench.experiment.points import Arm, Point
+from pdserve.bench.experiment.schedule import Run
 from pdserve.bench.report.bootstrap import Counts, Effect, Interval, intervals
 
 PAIRS = ((Arm.WHOLE, Arm.APART), (Arm.CHUNKED, Arm.APART), (Arm.WHOLE, Arm.CHUNKED))
@@ -34,12 +35,12 @@ class EffectRow(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
 
 
-def effects(book: Book, points: Sequence[Point]) -> list[EffectRow]:
+def effects(records: Mapping[Run, RunRecord], points: Sequence[Point]) -> list[EffectRow]:
     """For each point, metric and pair of arms that have a block in common."""
     rows: list[EffectRow] = []
     for point in points:
         for baseline_arm, arm in PAIRS:
-            blocks = _blocks(book, point, baseline_arm, arm)
+            blocks = _blocks(records, point, baseline_arm, arm)
             rows += [row for metric in METRICS if (row := _row(point, metric, baseline_arm, arm, blocks)) is not None]
     return rows
 
@@ -63,8 +64,10 @@ METRICS: tuple[tuple[str, Effect, Callable[[RunRecord], float | None]], ...] = (
 )
 
 
-def _blocks(book: Book, point: Point, baseline_arm: Arm, arm: Arm) -> list[tuple[RunRecord, RunRecord]]:
-    found = {(run.seed, run.arm): record for run, record in book.counted.items() if run.point == point}
+def _blocks(
+    records: Mapping[Run, RunRecord], point: Point, baseline_arm: Arm, arm: Arm
+) -> list[tuple[RunRecord, RunRecord]]:
+    found = {(run.seed, run.arm): record for run, record in records.items() if run.point == point}
     seeds = sorted({seed for seed, _ in found})
     return [
         (found[seed, baseline_arm], found[seed, arm])
@@ -110,29 +113,40 @@ def _row(
 
 
 def table(book: Book, points: Sequence[Point]) -> str:
-    """For people: a section for each point that has runs."""
-    rows = effects(book, points)
+    """For people: a section for each point that has runs. What all runs say stands beside what those say that count."""
+    counted = {_key(row): row for row in effects(book.counted, points)}
+    rows, judged = effects(book.made, points), book.judged()
     lines: list[str] = []
     for point in points:
-        records = [record for record in book.records if record.point == point]
-        if not records:
+        voids = [void for record, void in judged if record.point == point]
+        if not voids:
             continue
-        num_void = sum(record.void is not None for record in records)
         rate = point.rate_per_s(book.reference.prefill_s[point.num_prompt_tokens])
-        lines.append(f"{point.name}: {rate:.2f} requests/s, {len(records)} runs, {num_void} of them void")
+        num_void = sum(void is not None for void in voids)
+        lines.append(f"{point.name}: {rate:.2f} requests/s, {len(voids)} runs, {num_void} of them void")
         for baseline_arm, arm in PAIRS:
             pair = [row for row in rows if (row.point, row.baseline_arm, row.arm) == (point.name, baseline_arm, arm)]
             if pair:
                 heads = (baseline_arm.value, arm.value, f"{arm.value} : {baseline_arm.value}")
-                lines.append(f"  {'':<22}{heads[0]:>10}{heads[1]:>10}{heads[2]:>10}   95% interval, blocks")
-            lines += [_line(row) for row in pair]
+                head = f"  {'':<20}{heads[0]:>9}{heads[1]:>9}{heads[2]:>10} {'95% interval':>18}, blocks"
+                lines.append(f"{head}   without void runs")
+            lines += [_line(row, counted.get(_key(row))) for row in pair]
     return "\n".join(lines)
 
 
-def _line(row: EffectRow) -> str:
-    interval = row.interval.told(row.kind)
+def _key(row: EffectRow) -> tuple[str, str, Arm, Arm]:
+    return row.point, row.metric, row.baseline_arm, row.arm
+
+
+def _line(row: EffectRow, counted: EffectRow | None) -> str:
     if row.kind is Effect.DIFFERENCE:
-        values = f"{100 * row.baseline:>9.1f}%{100 * row.value:>9.1f}%{100 * row.effect:>+7.1f} pp"
-        return f"  {row.metric:<22}{values}   {interval}, {row.num_blocks}"
-    values = f"{row.baseline:>10.4g}{row.value:>10.4g}{row.effect:>10.3f}"
-    return f"  {row.metric:<22}{values}   {interval}, {row.num_blocks}"
+        values = f"{100 * row.baseline:>8.1f}%{100 * row.value:>8.1f}%"
+    else:
+        values = f"{row.baseline:>9.4g}{row.value:>9.4g}"
+    told = "-" if counted is None else _effect(counted).strip()
+    return f"  {row.metric:<20}{values}{_effect(row)}        {told}"
+
+
+def _effect(row: EffectRow) -> str:
+    effect = f"{100 * row.effect:>+7.1f} pp" if row.kind is Effect.DIFFERENCE else f"{row.effect:>10.3f}"
+    return f"{effect} {row.interval.told(row.kind):>18}, {row.num_blocks}"
