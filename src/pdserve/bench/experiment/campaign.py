@@ -23,8 +23,8 @@ from pdserve.units import div_ceil
 from pdserve.workload.request import WorkloadRequest
 
 PAGE_SLOTS = 16
-NUM_REFERENCES = 15
-"""Prefills a length, of which the median is the reference."""
+NUM_REFERENCES = 21
+"""Prefills of each length, of which the median is the reference."""
 
 OVERHEAD_S = 30.0
 """Of a run, beyond its arrivals, as a first guess: starting and stopping three processes, warming up, the last answers,
@@ -127,14 +127,15 @@ async def measure_prefill_s(model_dir: Path, lengths: Sequence[int], *, cpu: int
     )
     engine = OwnEngine(await start_engine(spec))
     try:
-        return {length: await _median_prefill_s(engine, length) for length in lengths}
+        # In turn, so that a bad moment of the machine is a part of each length's times and not all times of one.
+        times_s = [{length: await _prefill_s(engine, length) for length in lengths} for _ in range(NUM_REFERENCES)]
     finally:
         await engine.close()
+    return {length: statistics.median(times[length] for times in times_s) for length in lengths}
 
 
-async def _median_prefill_s(engine: OwnEngine, length: int) -> float:
-    point = EnginePoint(phase=Phase.PREFILL, batch=1, context=length, steps=1)
-    return statistics.median([await engine.mean_seconds(point) for _ in range(NUM_REFERENCES)])
+async def _prefill_s(engine: OwnEngine, length: int) -> float:
+    return await engine.mean_seconds(EnginePoint(phase=Phase.PREFILL, batch=1, context=length, steps=1))
 
 
 def _warm_up(like: WorkloadRequest) -> list[WorkloadRequest]:
