@@ -30,7 +30,9 @@ def simulated_record(arm: Arm, *, seed: int, slower: float = 1.0) -> RunRecord:
     """As if the workers were exactly as the model says."""
     book = empty_book()
     workload = POINT.workload(prefill_s=book.reference.prefill_s[POINT.num_prompt_tokens], seed=seed)
-    result = simulate_fleet(fleet_plan(arm), workload.requests(NUM_REQUESTS), dict.fromkeys(Role, perf(slower=slower)))
+    result = simulate_fleet(
+        fleet_plan(arm, seed=seed), workload.requests(NUM_REQUESTS), dict.fromkeys(Role, perf(slower=slower))
+    )
     felt = tuple(
         Felt(ttft_s=ttft_s, tpot_s=tpot_s, worst_gap_s=gap_s, complete=True)
         for ttft_s, tpot_s, gap_s in zip(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -81,6 +82,14 @@ def test_fleet_of_one_worker_that_takes_one_prompt_at_a_time_is_a_queue_with_fix
     ttft_s = run(plan, load, perf).ttft_s
     assert ttft_s == pytest.approx(slow_ttft_s(load, service_s=service_s), abs=1e-6)
     assert ttft_s.mean() == pytest.approx(service_s * (1 + 0.7 / (2 * 0.3)), rel=0.15)
+
+
+def test_fleet_repeats_how_passes_deviated_in_the_order_that_they_did() -> None:
+    perf = msgspec.structs.replace(affine_model(provenance="a test", pass_s=0.01, token_s=0.0), deviations=(1, 2, 4))
+    plan = FleetPlan(pools={Role.BOTH: pool(1)}, message_ns=0)
+    load = [WorkloadRequest(arrival_s=each, num_prompt_tokens=9, num_output_tokens=1) for each in range(12)]
+    begins = {tuple(run(replace(plan, seed=seed), load, perf).ttft_s.round(9).tolist()) for seed in range(20)}
+    assert begins == {tuple(([0.01, 0.02, 0.04] * 5)[start : start + 12]) for start in range(3)}
 
 
 def test_fleet_apart_has_no_stalls_where_a_colocated_one_has() -> None:

@@ -51,6 +51,14 @@ def test_profile_with_a_falling_curve_is_refused() -> None:
         decode_profile(msgspec.json.encode(document), name="a file")
 
 
+def test_profile_with_a_pass_that_took_no_time_is_refused() -> None:
+    document = msgspec.json.decode(encode_profile(PROFILE))
+    document["model"]["deviations"] = [1.0, 0.0]
+
+    with pytest.raises(ConfigError, match="positive and finite"):
+        decode_profile(msgspec.json.encode(document), name="a file")
+
+
 def test_chunk_attends_to_all_before_each_of_its_tokens() -> None:
     keys = sum(position + 1 for position in range(10, 25))
 

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pdserve.bench.profile_points import PassPoint, pass_points, push_pages
@@ -30,6 +31,7 @@ from pdserve.shared_region import host_buffer
 from pdserve.units import GIB, NS_PER_S
 
 PAGE_SLOTS = 16
+DEVIATION_DECIMALS = 3
 VOCABULARY = 100
 """Token ids are below it: every model knows as many."""
 PASSES, PUSHES = "passes", "pushes"
@@ -57,15 +59,27 @@ class ProfilePlan:
 class Timings:
     """Seconds of every repetition, as far as they have come."""
 
-    passes: dict[PassPoint, list[float]] = field(default_factory=dict[PassPoint, list[float]])
+    passes: list[tuple[PassPoint, float]] = field(default_factory=list[tuple[PassPoint, float]])
+    """In the order they were measured."""
     pushes: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """By bytes."""
 
     def pass_samples(self) -> tuple[PassSample, ...]:
         return tuple(
-            PassSample(shape=point.shape, seconds=statistics.median(seconds), source=PASSES)
-            for point, seconds in sorted(self.passes.items(), key=lambda item: item[0].sort_key)
+            PassSample(shape=point.shape, seconds=seconds, source=PASSES)
+            for point, seconds in sorted(self.pass_medians().items(), key=lambda item: item[0].sort_key)
         )
+
+    def pass_medians(self) -> dict[PassPoint, float]:
+        of_point: dict[PassPoint, list[float]] = {}
+        for point, seconds in self.passes:
+            of_point.setdefault(point, []).append(seconds)
+        return {point: statistics.median(seconds) for point, seconds in of_point.items()}
+
+    def deviations(self) -> tuple[float, ...]:
+        """Of each pass, what it took of the median of its point."""
+        medians = self.pass_medians()
+        return tuple(round(seconds / medians[point], DEVIATION_DECIMALS) for point, seconds in self.passes)
 
     def push_samples(self) -> tuple[PushSample, ...]:
         return tuple(
@@ -87,7 +101,7 @@ async def measure_passes(plan: ProfilePlan, timings: Timings, *, on_run: Callabl
             for point in (plan.points[index] for index in order):
                 # Measured first: an interruption leaves no point without a time.
                 seconds = await meter.seconds(point)
-                timings.passes.setdefault(point, []).append(seconds)
+                timings.passes.append((point, seconds))
         return meter.sharding
 
 
@@ -124,7 +138,9 @@ def sum_up(plan: ProfilePlan, timings: Timings) -> Profile:
         },
         passes=passes,
         pushes=pushes,
-        model=fit_model(passes, push_bytes_s=fit_push(pushes), provenance=provenance),
+        model=msgspec.structs.replace(
+            fit_model(passes, push_bytes_s=fit_push(pushes), provenance=provenance), deviations=timings.deviations()
+        ),
         accuracy=held_out_accuracy(passes, pushes, seed=plan.seed),
     )
 

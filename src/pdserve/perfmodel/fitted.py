@@ -22,8 +22,12 @@ class FittedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefill_key_s: float
     decode_key_s: float
     push_bytes_s: Curve
+    deviations: tuple[float, ...] = ()
+    """As `PerfModel` says."""
 
     def __post_init__(self) -> None:
+        if not all(0 < ratio < float("inf") for ratio in self.deviations):
+            raise ConfigError("a performance model's deviations are positive and finite")
         if not (0 <= self.prefill_key_s < float("inf") and 0 <= self.decode_key_s < float("inf")):
             raise ConfigError("a performance model's seconds a key are finite and not negative")
 

@@ -1,5 +1,6 @@
 """What a performance model answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,12 @@ class PerfModel(Protocol):
     @property
     def provenance(self) -> str:
         """Where the numbers come from: script, date and machine, or package and version."""
+        ...
+
+    @property
+    def deviations(self) -> Sequence[float]:
+        """What single passes took of what `pass_s` says, as measured, in the order they were: slow ones come together.
+        Empty where nobody measured it."""
         ...
 
     def pass_s(self, shape: PassShape) -> float:

@@ -96,17 +96,20 @@ def prediction_table(found: Sequence[Prediction]) -> str:
 
 def _simulated(record: RunRecord, perf: PerfModel, *, prefill_s: float) -> FleetResult:
     workload = record.point.workload(prefill_s=prefill_s, seed=record.seed)
-    return simulate_fleet(fleet_plan(record.arm), workload.requests(len(record.felt)), dict.fromkeys(Role, perf))
+    return simulate_fleet(
+        fleet_plan(record.arm, seed=record.seed), workload.requests(len(record.felt)), dict.fromkeys(Role, perf)
+    )
 
 
-def fleet_plan(arm: Arm) -> FleetPlan:
-    """The workers that the arm's runs had."""
+def fleet_plan(arm: Arm, *, seed: int) -> FleetPlan:
+    """The workers that the arm's runs had. `seed`: of the run."""
     counts = {Role.PREFILL: 1, Role.DECODE: 1} if arm is Arm.APART else {Role.BOTH: 2}
     return FleetPlan(
         pools={
             role: PoolPlan(num_workers=count, chunk_tokens=arm.chunk_tokens, max_running=MAX_RUNNING)
             for role, count in counts.items()
-        }
+        },
+        seed=seed,
     )
 
 

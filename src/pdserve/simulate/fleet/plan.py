@@ -66,6 +66,8 @@ class FleetPlan:
     """How long a control message takes from process to process."""
     lease_s: float = DEFAULT_LEASE_S
     drafting: Drafting = NO_DRAFTS
+    seed: int = 0
+    """Of where each rank begins in the deviations of its performance model."""
 
     def __post_init__(self) -> None:
         if Role.DECODE not in self.pools and Role.BOTH not in self.pools:

@@ -16,6 +16,7 @@ from pdserve.schedule.batch import Batch
 from pdserve.simulate.agenda import Agenda
 from pdserve.simulate.fleet.drafting import RankDrafter
 from pdserve.simulate.fleet.fabric import FleetFabric
+from pdserve.simulate.fleet.pass_times import PassTimes
 from pdserve.simulate.fleet.passes import result_of, shape_of
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
 from pdserve.simulate.fleet.region import SizedRegion
@@ -66,7 +67,6 @@ class FleetWorker:
         self.incarnation = incarnation
         self.worker_id = WorkerId(f"{role.value}-{incarnation:05}")
         self._ground = ground
-        self._perf = perf
         self._pool = ground.plan.pools[role]
         self._fabric = FleetFabric(
             ground.fabrics,
@@ -79,6 +79,7 @@ class FleetWorker:
         self._batches: list[Batch | None] = [None] * self._pool.num_ranks
         self._busy_ns = [0] * self._pool.num_ranks
         self._drafters = self._make_drafters()
+        self._pass_times = [PassTimes(ground.plan, perf, incarnation, rank) for rank in range(self._pool.num_ranks)]
         self._hello: PeerHello | None = None
 
     def busy_ns(self) -> int:
@@ -259,12 +260,11 @@ class FleetWorker:
                 self._start_pass(dp_rank)
 
     def _start_pass(self, dp_rank: int) -> None:
-        agenda, plan = self._ground.agenda, self._ground.plan
+        agenda = self._ground.agenda
         batch = self.core.ranks[dp_rank].next_batch(now_ns=agenda.now_ns)
         if batch is not None:
             self._batches[dp_rank] = batch
-            pass_s = plan.drafting.pass_s(self._perf, shape_of(batch), num_layers=plan.layout.num_layers)
-            duration_ns = seconds_to_ns(pass_s)
+            duration_ns = seconds_to_ns(self._pass_times[dp_rank].next_s(shape_of(batch)))
             self._fabric.run_pass(duration_ns)
             agenda.after(duration_ns, partial(self._end_pass, dp_rank, batch, duration_ns))
 
