@@ -87,7 +87,7 @@ def test_objective_of_ttft_is_in_prefills_of_the_prompt() -> None:
     [
         conditions(),
         conditions(steal=0.05, foreign=0.05),
-        conditions(gemms_s=((0.2, 0.436), (0.182, 0.4))),
+        conditions(gemms_s=((0.218, 0.9), (0.9, 0.362))),
     ],
 )
 def test_run_within_the_limits_counts_whatever_its_pressure(quiet: Conditions) -> None:
@@ -98,7 +98,7 @@ def test_run_within_the_limits_counts_whatever_its_pressure(quiet: Conditions) -
     ("disturbed", "reason"),
     [
         (conditions(steal=0.06, foreign=0.05), "6% of CPU time stolen and 5% used by others"),
-        (conditions(gemms_s=((0.2, 0.4), (0.2, 0.444))), r"took 1\.11 of its reference"),
+        (conditions(gemms_s=((0.2, 0.5), (0.2, 0.444))), r"took 1\.11 of its reference"),
         (conditions(gemms_s=((0.17, 0.4), (0.21, 0.4))), r"took 0\.85 of its reference"),
     ],
 )

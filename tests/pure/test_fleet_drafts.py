@@ -190,10 +190,10 @@ def test_fleet_command_with_drafts_says_what_it_took_for_granted(capsys: pytest.
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("mtp", "knows drafts and accept, not 'mtp'"),
-        ("drafts=1,right=0.5", "not 'right=0.5'"),
-        ("drafts=1", "needs accept too"),
-        ("accept=0.5", "needs drafts too"),
+        ("mtp", "'mtp' is no part of --speculate; it knows drafts, accept"),
+        ("drafts=1,right=0.5", "'right=0.5' is no part"),
+        ("drafts=1", "needs accept"),
+        ("accept=0.5", "needs drafts"),
         ("drafts=1,accept=0.8,drafts=2", "has 'drafts' twice"),
         ("drafts=0,accept=0.8", "a whole number of 1 or more"),
         ("drafts=1.5,accept=0.8", "a whole number of 1 or more"),

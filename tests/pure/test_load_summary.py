@@ -190,8 +190,8 @@ def test_objective_with_every_limit_is_read_in_seconds() -> None:
         ("ttft=-1", "can't be met"),
         ("tpot=nan", "can't be met"),
         ("stall=soon", "can't be met"),
-        ("itl=1", "'itl=1' is no limit of an objective; it knows ttft, tpot, stall"),
-        ("", "'' is no limit"),
+        ("itl=1", "'itl=1' is no part of an objective; it knows ttft, tpot, stall"),
+        ("", "'' is no part"),
         ("ttft=1,ttft=2", "'ttft' twice"),
     ],
 )

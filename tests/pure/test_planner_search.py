@@ -206,7 +206,7 @@ def test_plan_of_a_small_load_is_simulated_printed_and_drawn(
         ({"slo": "ttft=1,tpot=fast"}, "an objective of tpot=fast can't be met: it must be seconds, over 0"),
         (
             {"slo": "ttft=1,tpot=0.1,stall=2"},
-            "'stall=2' is no limit of an objective; it knows ttft, tpot",
+            "'stall=2' is no part of an objective; it knows ttft, tpot",
         ),
         ({"slo": "ttft=1,tpot=0.000001"}, "below the"),
         ({"attainment": "2"}, "--attainment must be"),

@@ -5,6 +5,7 @@ import math
 
 from pdserve.errors import ConfigError
 from pdserve.simulate.fleet.drafting import NO_DRAFTS, Drafting
+from pdserve.workload.key_values import key_values
 
 KEYS = ("drafts", "accept")
 EXAMPLE = "drafts=1,accept=0.8"
@@ -23,17 +24,7 @@ def requested_drafting(text: str | None, *, seed: int = 0) -> Drafting:
     """Raises: `ConfigError`."""
     if text is None:
         return NO_DRAFTS
-    values: dict[str, str] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or key not in KEYS:
-            raise ConfigError(f"--speculate knows {' and '.join(KEYS)}, not {item!r}; write it as in {EXAMPLE}")
-        if key in values:
-            raise ConfigError(f"--speculate {text} has {key!r} twice")
-        values[key] = value
-    missing = [key for key in KEYS if key not in values]
-    if missing:
-        raise ConfigError(f"--speculate {text} needs {' and '.join(missing)} too, as in {EXAMPLE}")
+    values = key_values(text, subject="--speculate", known=KEYS, needed=KEYS, example=EXAMPLE)
     if not (values["drafts"].isascii() and values["drafts"].isdigit()) or int(values["drafts"]) < 1:
         raise ConfigError(f"drafts={values['drafts']} of --speculate must be a whole number of 1 or more")
     return Drafting(num_drafts=int(values["drafts"]), acceptance=_share(values["accept"]), seed=seed)

@@ -35,7 +35,7 @@ def format_profile(profile: Profile) -> str:
 
 
 def format_timings(timings: "Timings") -> str:
-    """Medians of a measurement that may have ended early."""
+    """The samples of a measurement that may have ended early."""
     passes = [f"{MS_PER_S * sample.seconds:>9.2f} ms  {sample.shape}" for sample in timings.pass_samples()]
     pushes = [f"{MS_PER_S * sample.seconds:>9.2f} ms  {sample.num_bytes} bytes" for sample in timings.push_samples()]
     return "\n".join([*passes, *pushes])

@@ -30,12 +30,12 @@ class PerfModel(Protocol):
 
     @property
     def deviations(self) -> Sequence[float]:
-        """What single passes took of what `pass_s` says, as measured, in the order they were: slow ones come together.
-        Empty where nobody measured it."""
+        """What single passes took of an undisturbed one, in the order they were measured: slow ones come together. Empty
+        where nobody measured it."""
         ...
 
     def pass_s(self, shape: PassShape) -> float:
-        """How long a pass takes, its sampling included. Cost: a few microseconds."""
+        """How long a pass takes that nobody disturbs, its sampling included. Cost: a few microseconds."""
         ...
 
     def push_s(self, num_bytes: int) -> float:

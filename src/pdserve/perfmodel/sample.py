@@ -14,7 +14,7 @@ class PassKind(Enum):
 
 
 class PassSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The median time of a pass of this shape."""
+    """The time of a pass of this shape: measured, one that nobody disturbed."""
 
     shape: PassShape
     seconds: float

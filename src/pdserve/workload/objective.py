@@ -1,11 +1,12 @@
 """What an operator asks of each request: `ttft=2,tpot=0.05,stall=1`, in seconds."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from pdserve.errors import ConfigError
+from pdserve.workload.key_values import key_values
 
 LIMITS = ("ttft", "tpot", "stall")
 
@@ -20,20 +21,13 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The longest gap between two tokens."""
 
 
-def parse_objective(text: str, *, limits: Iterable[str] = LIMITS) -> Objective:
+def parse_objective(text: str, *, limits: Collection[str] = LIMITS) -> Objective:
     """Requires: `limits`, which may be in it, are some of `LIMITS`.
 
     Raises: `ConfigError` for another limit, and for one that nothing can meet.
     """
-    found: dict[str, float] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or key not in limits:
-            raise ConfigError(f"{item!r} is no limit of an objective; it knows {', '.join(limits)}, as in ttft=2")
-        if key in found:
-            raise ConfigError(f"the objective has {key!r} twice")
-        found[key] = _seconds(key, value)
-    return Objective(**{f"{key}_s": seconds for key, seconds in found.items()})
+    values = key_values(text, subject="an objective", known=limits, example="ttft=2")
+    return Objective(**{f"{key}_s": _seconds(key, value) for key, value in values.items()})
 
 
 def _seconds(key: str, text: str) -> float:

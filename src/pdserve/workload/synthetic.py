@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pdserve.errors import ConfigError
 from pdserve.workload.arrivals import MOST_CV, arrivals_s
+from pdserve.workload.key_values import key_values
 from pdserve.workload.request import WorkloadRequest
 
 SHARED_PREFIX = 0
@@ -50,10 +51,13 @@ def parse_synthetic(text: str, *, default_seed: int = 0) -> SyntheticWorkload:
 
     Raises: `ConfigError`.
     """
-    values = _key_values(text)
-    missing = [key for key in NEEDED_KEYS if key not in values]
-    if missing:
-        raise ConfigError(f"a synthetic workload needs {_spoken(missing)}, as in prompt=256,output=64,rate=0.5")
+    values = key_values(
+        text,
+        subject="a synthetic workload",
+        known=NEEDED_KEYS + OPTIONAL_KEYS,
+        needed=NEEDED_KEYS,
+        example="prompt=256,output=64,rate=0.5",
+    )
     workload = SyntheticWorkload(
         num_prompt_tokens=_whole(values, "prompt", least=1),
         num_output_tokens=_whole(values, "output", least=1),
@@ -74,21 +78,6 @@ def parse_synthetic(text: str, *, default_seed: int = 0) -> SyntheticWorkload:
     return workload
 
 
-def _key_values(text: str) -> dict[str, str]:
-    known = NEEDED_KEYS + OPTIONAL_KEYS
-    values: dict[str, str] = {}
-    for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals:
-            raise ConfigError(f"{item!r} in a synthetic workload is no key=value")
-        if key not in known:
-            raise ConfigError(f"a synthetic workload has no {key!r}; it knows {_spoken(known)}")
-        if key in values:
-            raise ConfigError(f"a synthetic workload has {key!r} twice")
-        values[key] = value
-    return values
-
-
 def _whole(values: dict[str, str], key: str, *, least: int) -> int:
     text = values[key]
     if not (text.isascii() and text.isdigit()) or int(text) < least:
@@ -104,7 +93,3 @@ def _real(values: dict[str, str], key: str) -> float:
     if not 0 <= number < math.inf:
         raise ConfigError(f"{key}={values[key]} of a synthetic workload must be a number of 0 or more")
     return number
-
-
-def _spoken(keys: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(keys)

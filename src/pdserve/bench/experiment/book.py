@@ -1,7 +1,6 @@
 """The results of the experiment as they come: written after each run, so that an interruption loses one run at most."""
 
 import os
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from pdserve.bench.load.result import SentRequest, Summary
 from pdserve.bench.load.summary import is_complete, tpot_s, ttft_s, worst_gap_s
 from pdserve.bench.provenance import Machine
 from pdserve.errors import ConfigError
+from pdserve.percentile import percentile
 
 BOOK_VERSION = 1
 DECIMALS = 4
@@ -65,12 +65,13 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usual_gemm_s(self) -> tuple[float, ...]:
-        """By core, the median of all runs' calibrations: one moment may be a bad one, and would void all others.
+        """By core, the first quartile of all runs' calibrations: what it takes when nobody disturbs it, and not the
+        luckiest moment. A measurement of its own before the runs may hit a bad moment, and would void all of them.
 
         Requires: a run.
         """
         calibrations = [gemms_s for record in self.records for gemms_s in record.conditions.gemms_s]
-        return tuple(map(statistics.median, zip(*calibrations, strict=True)))
+        return tuple(percentile(of_core, 25) for of_core in zip(*calibrations, strict=True))
 
     @property
     def counted(self) -> dict[Run, RunRecord]:

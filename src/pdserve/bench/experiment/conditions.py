@@ -26,16 +26,19 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def void_reason(conditions: Conditions, *, reference_s: Sequence[float]) -> str | None:
-    """Why the run does not count; None when it does. `reference_s`: of the calibration product, by core."""
+    """Why the run does not count; None when it does. `reference_s`: of the calibration product, by core.
+
+    Before the run or after it is enough: a core that was slow both times was slow all the while, one that was slow at one
+    of them was so for some seconds, as cores of a shared host are now and then in every run.
+    """
     disturbance = conditions.steal_share + conditions.foreign_share
     if disturbance > MAX_DISTURBANCE:
         return (
             f"{100 * conditions.steal_share:.0f}% of CPU time stolen and {100 * conditions.foreign_share:.0f}% used by "
             f"others, together over {100 * MAX_DISTURBANCE:.0f}%"
         )
-    ratios = [
-        seconds / usual_s for gemms in conditions.gemms_s for seconds, usual_s in zip(gemms, reference_s, strict=True)
-    ]
+    fastest_s = map(min, zip(*conditions.gemms_s, strict=True))
+    ratios = [seconds / usual_s for seconds, usual_s in zip(fastest_s, reference_s, strict=True)]
     worst = max(ratios, key=lambda ratio: abs(ratio - 1))
     if abs(worst - 1) > MAX_GEMM_DEVIATION:
         return f"the calibration product took {worst:.2f} of its reference, over {100 * MAX_GEMM_DEVIATION:.0f}% off"

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean
 
 from pdserve.config.role import Role
 from pdserve.perfmodel.port import PassShape, PerfModel
+from pdserve.simulate.fleet.drafting import Drafting
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
 from pdserve.units import div_ceil
 
@@ -31,7 +33,7 @@ def _prefill_s(plan: FleetPlan, pool: PoolPlan, perf: PerfModel, num_tokens: int
     num_passes = div_ceil(num_tokens, pool.chunk_tokens)
     num_keys = num_tokens * (num_tokens + 1) // 2
     shape = PassShape(num_prefill_tokens=num_tokens // num_passes, num_prefill_keys=num_keys // num_passes)
-    return num_passes * plan.drafting.pass_s(perf, shape, num_layers=plan.layout.num_layers)
+    return num_passes * _mean_pass_s(plan, plan.drafting, perf, shape)
 
 
 def _decode_s(plan: FleetPlan, pool: PoolPlan, perf: PerfModel, num_keys: int) -> float:
@@ -41,5 +43,8 @@ def _decode_s(plan: FleetPlan, pool: PoolPlan, perf: PerfModel, num_keys: int) -
     drafting = replace(plan.drafting, num_drafts=min(plan.drafting.num_drafts, num_fitting))
     num_tokens = num_sequences * drafting.num_tried
     shape = PassShape(num_decode_tokens=num_tokens, num_decode_keys=num_tokens * num_keys)
-    pass_s = drafting.pass_s(perf, shape, num_layers=plan.layout.num_layers)
-    return pass_s / (num_sequences * drafting.tokens_per_pass)
+    return _mean_pass_s(plan, drafting, perf, shape) / (num_sequences * drafting.tokens_per_pass)
+
+
+def _mean_pass_s(plan: FleetPlan, drafting: Drafting, perf: PerfModel, shape: PassShape) -> float:
+    return drafting.pass_s(perf, shape, num_layers=plan.layout.num_layers) * fmean(perf.deviations or (1.0,))
