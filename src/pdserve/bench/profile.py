@@ -23,9 +23,9 @@ from pdserve.engine.port import EngineSpec
 from pdserve.errors import ConfigError
 from pdserve.ids import SequenceId
 from pdserve.kv.shard import KvSharding
+from pdserve.percentile import percentile
 from pdserve.perfmodel.fit import fit_model, fit_push, held_out_accuracy
 from pdserve.perfmodel.profile import Profile, Source
-from pdserve.percentile import percentile
 from pdserve.perfmodel.sample import PassSample, PushSample
 from pdserve.sampling import SamplingParams
 from pdserve.schedule.batch import Batch, Chunk, NewSequence
