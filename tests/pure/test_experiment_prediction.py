@@ -85,10 +85,8 @@ def test_model_is_brought_to_the_speed_at_which_the_book_began(true_book: Book) 
     slowed = predictions(true_book, [POINT], at_speed(perf(), 1.5))
     slow = predictions(true_book, [POINT], perf(slower=1.5))
     for one, other in zip(slowed, slow, strict=True):
-        simulated = [
-            (here.simulated, there.simulated) for here, there in zip(one.comparisons, other.comparisons, strict=True)
-        ]
-        assert all(here == pytest.approx(there, rel=1e-3) for here, there in simulated)
+        for here, there in zip(one.comparisons, other.comparisons, strict=True):
+            assert here.simulated == pytest.approx(there.simulated, rel=1e-3)
 
 
 def test_model_that_is_a_third_too_slow_is_found_off(true_book: Book) -> None:

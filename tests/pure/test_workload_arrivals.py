@@ -80,7 +80,7 @@ def test_synthetic_workload_with_a_prefix_shares_one_block() -> None:
         ("", "'' is no part of a synthetic workload"),
         (
             "prompt=256,output=64,rate=1,burst=2",
-            "'burst=2' is no part of a synthetic workload; it knows prompt, output, rate, cv, seed, prefix",
+            "'burst=2' is no part of a synthetic workload; it knows prompt, output, rate, cv",
         ),
         ("prompt=256,output=64,rate=1,rate=2", "'rate' twice"),
         ("prompt=0,output=64,rate=1", "prompt=0 of a synthetic workload must be a whole number of 1 or more"),

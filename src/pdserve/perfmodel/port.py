@@ -30,8 +30,8 @@ class PerfModel(Protocol):
 
     @property
     def deviations(self) -> Sequence[float]:
-        """What single passes took of an undisturbed one, in the order they were measured: slow ones come together. Empty
-        where nobody measured it."""
+        """What single passes took of an undisturbed one, in the order they were measured: slow ones come together.
+        Empty where nobody measured it."""
         ...
 
     def pass_s(self, shape: PassShape) -> float:

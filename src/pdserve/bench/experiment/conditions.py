@@ -28,8 +28,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 def void_reason(conditions: Conditions, *, reference_s: Sequence[float]) -> str | None:
     """Why the run does not count; None when it does. `reference_s`: of the calibration product, by core.
 
-    Before the run or after it is enough: a core that was slow both times was slow all the while, one that was slow at one
-    of them was so for some seconds, as cores of a shared host are now and then in every run.
+    Before the run or after it is enough: a core that was slow both times was slow all the while, one that was slow at
+    one of them was so for some seconds, as cores of a shared host are now and then in every run.
     """
     disturbance = conditions.steal_share + conditions.foreign_share
     if disturbance > MAX_DISTURBANCE:
