@@ -35,8 +35,8 @@ from pdserve.units import GIB, NS_PER_S
 PAGE_SLOTS = 16
 UNDISTURBED_PERCENT = 10
 """On a shared host a pass takes 1.0 or 1.4 times as long, by what the neighbours do in that second, and the median is
-the one for some points and the other for others: a model fitted to medians is off by twice as much as one fitted to these
-(30 November 2026, Xeon of 2 virtual cores). What passes take beyond it are the deviations."""
+the one for some points and the other for others: a model fitted to medians is off by twice as much as one fitted to
+these (30 November 2026, Xeon of 2 virtual cores). What passes take beyond it are the deviations."""
 DEVIATION_DECIMALS = 3
 VOCABULARY = 100
 """Token ids are below it: every model knows as many."""
