@@ -1,6 +1,7 @@
 """`pdserve profile` on a tiny model: measured by real processes, written, and judged."""
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_profile_of_a_tiny_model_is_written_and_its_verdict_follows_its_error(
         count * profile.pushes[0].num_bytes for count in (1, 2, 3, 4)
     ]
     assert all(source.machine and source.date for source in profile.sources.values())
+    num_passes = len(profile.passes) * min(2, len(os.sched_getaffinity(0)))
+    assert len(profile.model.deviations) == num_passes
     assert exit_code == (0 if is_good else 1)
     assert f"profile: {'ok' if is_good else 'failed'} prefill_mape=" in capsys.readouterr().out
 
@@ -43,7 +46,7 @@ def test_profile_of_a_tiny_model_is_written_and_its_verdict_follows_its_error(
     [
         (("--repetitions", "0"), "--repetitions must be 1 or more"),
         (("--seed", "-1"), "--seed must be 0 or more"),
-        (("--cpu", "4096"), "this process may use"),
+        (("--cpus", "4096"), "may not use: \\[4096\\]"),
         (("--max-prompt", "8"), "--max-prompt must be 64 or more"),
         (("--out", "/no/such/place/profile.json"), "is not a directory"),
     ],

@@ -60,7 +60,7 @@ def test_pushes_grow_twice_in_each_doubling_up_to_the_longest_prompt(tokens: int
 def test_timings_give_undisturbed_passes_in_the_order_of_the_shapes() -> None:
     timings = Timings()
     decode, prefill = PassPoint(num_sequences=2, context=8), PassPoint(chunk_tokens=4)
-    timings.passes = [(decode, 3.0), (decode, 1.0), (prefill, 5.0), (decode, 2.0)]
+    timings.passes = {0: [(decode, 3.0), (decode, 1.0)], 1: [(prefill, 5.0), (decode, 2.0)]}
     timings.pushes = {4096: [0.1, 0.3]}
 
     assert [(sample.shape, sample.seconds) for sample in timings.pass_samples()] == [

@@ -5,10 +5,11 @@ a while disturbs one repetition of many points and not all repetitions of one. O
 to, and kept beside it how the others deviated; of pushes the medians.
 """
 
+import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pdserve.bench.transfer_fabric import PushRun, measure_push_run
 from pdserve.engine.client import RankEngine, start_engine
 from pdserve.engine.port import EngineSpec
 from pdserve.errors import ConfigError
+from pdserve.fabric.topology.cpu_list import format_cpu_list
 from pdserve.ids import SequenceId
 from pdserve.kv.shard import KvSharding
 from pdserve.percentile import percentile
@@ -47,11 +49,14 @@ PASSES, PUSHES = "passes", "pushes"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:
     model_dir: Path
-    cpu: int
+    cpus: tuple[int, ...]
+    """Each computes the points on its own, at the same time as the others: so do the workers of a host, and cores that
+    compute at once are slower than one that does alone."""
     provider: str
     max_prompt_tokens: int = 1024
     max_batch: int = 32
     repetitions: int = 5
+    """On each core."""
     seed: int = 0
     """Of the order of the points, and of which are held out."""
 
@@ -65,8 +70,8 @@ class ProfilePlan:
 class Timings:
     """Seconds of every repetition, as far as they have come."""
 
-    passes: list[tuple[PassPoint, float]] = field(default_factory=list[tuple[PassPoint, float]])
-    """In the order they were measured."""
+    passes: dict[int, list[tuple[PassPoint, float]]] = field(default_factory=dict[int, list[tuple[PassPoint, float]]])
+    """By core, in the order they were measured."""
     pushes: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """By bytes."""
 
@@ -79,14 +84,18 @@ class Timings:
     def undisturbed_s(self) -> dict[PassPoint, float]:
         """What a pass of each point takes on a core that nobody disturbs."""
         of_point: dict[PassPoint, list[float]] = {}
-        for point, seconds in self.passes:
+        for point, seconds in self._all_passes():
             of_point.setdefault(point, []).append(seconds)
         return {point: percentile(seconds, UNDISTURBED_PERCENT) for point, seconds in of_point.items()}
 
     def deviations(self) -> tuple[float, ...]:
         """Of each pass, what it took of what its point takes undisturbed."""
         undisturbed_s = self.undisturbed_s()
-        return tuple(round(seconds / undisturbed_s[point], DEVIATION_DECIMALS) for point, seconds in self.passes)
+        return tuple(round(seconds / undisturbed_s[point], DEVIATION_DECIMALS) for point, seconds in self._all_passes())
+
+    def _all_passes(self) -> list[tuple[PassPoint, float]]:
+        """One core after the other."""
+        return [timed for of_core in self.passes.values() for timed in of_core]
 
     def push_samples(self) -> tuple[PushSample, ...]:
         return tuple(
@@ -100,16 +109,25 @@ async def measure_passes(plan: ProfilePlan, timings: Timings, *, on_run: Callabl
 
     Raises: `ConfigError` for a model whose context is too short; `InternalError` when the engine fails.
     """
-    async with aclosing(await PassMeter.start(plan)) as meter:
-        await meter.seconds(max(plan.points, key=lambda point: point.chunk_tokens))
+    async with AsyncExitStack() as stack:
+        meters: list[PassMeter] = []
+        for cpu in plan.cpus:
+            meters.append(await PassMeter.start(plan, cpu))
+            stack.push_async_callback(meters[-1].aclose)
+            await meters[-1].seconds(max(plan.points, key=lambda point: point.chunk_tokens))
         for repetition in range(plan.repetitions):
-            order: list[int] = np.random.default_rng((plan.seed, repetition)).permutation(len(plan.points)).tolist()
-            on_run(f"passes, {repetition + 1} of {plan.repetitions}: {len(order)} shapes")
-            for point in (plan.points[index] for index in order):
-                # Measured first: an interruption leaves no point without a time.
-                seconds = await meter.seconds(point)
-                timings.passes.append((point, seconds))
-        return meter.sharding
+            on_run(f"passes, {repetition + 1} of {plan.repetitions}: {len(plan.points)} shapes")
+            await asyncio.gather(*(_measure_once(plan, meter, repetition, timings) for meter in meters))
+        return meters[0].sharding
+
+
+async def _measure_once(plan: ProfilePlan, meter: "PassMeter", repetition: int, timings: Timings) -> None:
+    """All points on one core."""
+    order: list[int] = np.random.default_rng((plan.seed, repetition, meter.cpu)).permutation(len(plan.points)).tolist()
+    for point in (plan.points[index] for index in order):
+        # Measured first: an interruption leaves no point without a time.
+        seconds = await meter.seconds(point)
+        timings.passes.setdefault(meter.cpu, []).append((point, seconds))
 
 
 def measure_pushes(plan: ProfilePlan, sharding: KvSharding, timings: Timings, *, on_run: Callable[[str], None]) -> None:
@@ -138,9 +156,9 @@ def sum_up(plan: ProfilePlan, timings: Timings) -> Profile:
         return Source(made_by=made_by, date=date, machine=_in_words(machine), commit=commit)
 
     return Profile(
-        subject=f"{plan.model_dir.name}, float32, one core, KV over {plan.provider}",
+        subject=f"{plan.model_dir.name}, float32, a core each worker, KV over {plan.provider}",
         sources={
-            PASSES: source(f"passes on core {plan.cpu}"),
+            PASSES: source(f"passes on cores {format_cpu_list(plan.cpus)} at once"),
             PUSHES: source(f"pushes over {plan.provider} on this host"),
         },
         passes=passes,
@@ -162,7 +180,8 @@ def _in_words(machine: Machine) -> str:
 class PassMeter:
     """Runs passes through the same client that a worker uses, so that the way to the rank process counts too."""
 
-    def __init__(self, engine: RankEngine) -> None:
+    def __init__(self, engine: RankEngine, cpu: int) -> None:
+        self.cpu = cpu
         self._engine = engine
         self._next_pass_index = 0
         self._next_sequence_id = 0
@@ -172,7 +191,7 @@ class PassMeter:
         values[:] = np.random.default_rng(0).standard_normal(len(values), dtype=np.float32)
 
     @classmethod
-    async def start(cls, plan: ProfilePlan) -> "PassMeter":
+    async def start(cls, plan: ProfilePlan, cpu: int) -> "PassMeter":
         """Raises: `ConfigError` when the model's context is too short for the plan."""
         engine = await start_engine(
             EngineSpec(
@@ -181,7 +200,7 @@ class PassMeter:
                 page_slots=PAGE_SLOTS,
                 num_tail_slots=1,
                 num_threads=1,
-                cpus=(plan.cpu,),
+                cpus=(cpu,),
             )
         )
         longest = max(max(point.chunk_start + point.chunk_tokens, point.context + 1) for point in plan.points)
@@ -191,7 +210,7 @@ class PassMeter:
                 f"--max-prompt {plan.max_prompt_tokens} measures contexts of {longest} tokens, the model's is "
                 f"{engine.info.max_model_len}; choose {engine.info.max_model_len * 4 // 5} or less"
             )
-        return cls(engine)
+        return cls(engine, cpu)
 
     @property
     def sharding(self) -> KvSharding:

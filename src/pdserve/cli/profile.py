@@ -11,12 +11,16 @@ from pdserve.cli.out_file import require_folder_of
 from pdserve.cli.profile_table import format_accuracy, format_profile, format_timings
 from pdserve.cli.progress import say
 from pdserve.cli.subparsers import Subparsers
+from pdserve.cli.worker import parse_cpus, require_cpus
 from pdserve.errors import ConfigError
 from pdserve.perfmodel.fit import MAX_MAPE
 from pdserve.perfmodel.profile import encode_profile
 
 if TYPE_CHECKING:
     from pdserve.bench.profile import ProfilePlan
+
+NUM_CORES = 2
+"""What the smallest fleet has: a prefill and a decode worker."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,7 +29,12 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--model-dir", metavar="DIR", help="model directory or hub id; default: the default model")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="write the profile there")
-    parser.add_argument("--cpu", type=int, help="the core to measure on; default: the last one that may be used")
+    parser.add_argument(
+        "--cpus",
+        type=parse_cpus,
+        metavar="LIST",
+        help="cores to measure on, such as 0,2-5, all at once, as workers compute; default: the last two that may be used",
+    )
     parser.add_argument(
         "--provider", choices=("tcp", "shm"), default="tcp", help="the fabric that pushes go over (default: tcp)"
     )
@@ -75,15 +84,13 @@ def _plan(arguments: argparse.Namespace) -> "ProfilePlan":
         raise ConfigError(f"--repetitions must be 1 or more, not {arguments.repetitions}")
     if arguments.seed < 0:
         raise ConfigError(f"--seed must be 0 or more, not {arguments.seed}")
-    usable = os.sched_getaffinity(0)
-    cpu = max(usable) if arguments.cpu is None else arguments.cpu
-    if cpu not in usable:
-        raise ConfigError(f"--cpu {cpu}: this process may use {sorted(usable)}")
+    cpus = arguments.cpus or tuple(sorted(os.sched_getaffinity(0))[-NUM_CORES:])
+    require_cpus(cpus)
     require_folder_of("--out", arguments.out)
     pass_points(max_prompt_tokens=arguments.max_prompt, max_batch=arguments.max_batch)
     return ProfilePlan(
         model_dir=resolve_model(arguments.model_dir).dir,
-        cpu=cpu,
+        cpus=cpus,
         provider=arguments.provider,
         max_prompt_tokens=arguments.max_prompt,
         max_batch=arguments.max_batch,
