@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--cpus",
         type=parse_cpus,
         metavar="LIST",
-        help="cores to measure on, such as 0,2-5, all at once, as workers compute; default: the last two that may be used",
+        help="cores to measure on at once, such as 0,2-5; default: the last two that may be used",
     )
     parser.add_argument(
         "--provider", choices=("tcp", "shm"), default="tcp", help="the fabric that pushes go over (default: tcp)"
