@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pdserve.bench.experiment.book import load
 from pdserve.bench.experiment.points import points_named
-from pdserve.bench.experiment.prediction import at_speed, is_right, prediction_table, predictions, slowness
+from pdserve.bench.experiment.prediction import is_right, prediction_table, predictions
 from pdserve.errors import ConfigError
 from pdserve.perfmodel.profile import read_profile
 
@@ -25,13 +25,10 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         perf = read_profile(arguments.perf).model
-        book = load(arguments.book)
-        factor = slowness(book, perf)
-        found = predictions(book, points_named(arguments.points), at_speed(perf, factor))
+        found = predictions(load(arguments.book), points_named(arguments.points), perf)
     except ConfigError as error:
         print(f"predict_two_cores: {error.message}", file=sys.stderr)
         return 2
-    print(f"passes take {factor:.2f} of what the profile says, as prefills did before the first run")
     print(prediction_table(found))
     return 0 if is_right(found) else 1
 

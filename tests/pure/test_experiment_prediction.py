@@ -4,20 +4,11 @@ import msgspec
 import pytest
 from tests.pure.test_experiment_book import empty_book, record
 
-from pdserve.bench.experiment.book import Book, Felt, Reference, RunRecord
+from pdserve.bench.experiment.book import Book, Felt, RunRecord
 from pdserve.bench.experiment.points import POINTS, Arm
-from pdserve.bench.experiment.prediction import (
-    at_speed,
-    fleet_plan,
-    is_right,
-    misordered,
-    prediction_table,
-    predictions,
-    slowness,
-)
+from pdserve.bench.experiment.prediction import fleet_plan, is_right, misordered, prediction_table, predictions
 from pdserve.config.role import Role
 from pdserve.perfmodel.fitted import FittedModel, affine_model
-from pdserve.perfmodel.sample import chunk_shape
 from pdserve.simulate.fleet.simulation import simulate_fleet
 
 POINT = POINTS[0]
@@ -72,21 +63,6 @@ def test_runs_of_the_model_itself_are_predicted_exactly(true_book: Book) -> None
     assert all(comparison.error == 0 for prediction in found for comparison in prediction.comparisons)
     assert is_right(found)
     assert prediction_table(found).endswith("prediction: ok near=30 of=30 misordered=0")
-
-
-def test_model_is_brought_to_the_speed_at_which_the_book_began(true_book: Book) -> None:
-    needs_s = perf().pass_s(chunk_shape(start=0, stop=POINT.num_prompt_tokens))
-    book = msgspec.structs.replace(true_book, reference=Reference(prefill_s={POINT.num_prompt_tokens: 1.5 * needs_s}))
-    assert slowness(book, perf()) == pytest.approx(1.5)
-    assert slowness(book, perf(slower=1.5)) == pytest.approx(1)
-    deviating = msgspec.structs.replace(perf(), deviations=(1.0, 2.0))
-    assert slowness(book, deviating) == pytest.approx(1)
-    assert at_speed(deviating, 1.5).deviations == (1.5, 3.0)
-    slowed = predictions(true_book, [POINT], at_speed(perf(), 1.5))
-    slow = predictions(true_book, [POINT], perf(slower=1.5))
-    for one, other in zip(slowed, slow, strict=True):
-        for here, there in zip(one.comparisons, other.comparisons, strict=True):
-            assert here.simulated == pytest.approx(there.simulated, rel=1e-3)
 
 
 def test_model_that_is_a_third_too_slow_is_found_off(true_book: Book) -> None:

@@ -4,21 +4,17 @@ Each run that counts is simulated with its own arrivals; the requests of all run
 together, as one distribution of each figure.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pdserve.bench.experiment.book import Book, RunRecord
 from pdserve.bench.experiment.points import MAX_RUNNING, Arm, Point, Slo
 from pdserve.config.role import Role
-from pdserve.perfmodel.fitted import FittedModel
 from pdserve.perfmodel.port import PerfModel
-from pdserve.perfmodel.sample import chunk_shape
 from pdserve.simulate.fleet.plan import FleetPlan, PoolPlan
 from pdserve.simulate.fleet.result import FleetResult
 from pdserve.simulate.fleet.simulation import simulate_fleet
@@ -61,22 +57,6 @@ def predictions(book: Book, points: Sequence[Point], perf: PerfModel) -> list[Pr
                 )
                 found.append(Prediction(point=point, arm=arm, num_runs=len(records), comparisons=comparisons))
     return found
-
-
-def slowness(book: Book, perf: PerfModel) -> float:
-    """How much longer prefills took before the book's first run than the model says: the machine may have been at
-    another speed when the model was measured."""
-    usual_deviation = statistics.median(perf.deviations or (1.0,))
-    ratios = [
-        seconds / usual_deviation / perf.pass_s(chunk_shape(start=0, stop=num_tokens))
-        for num_tokens, seconds in book.reference.prefill_s.items()
-    ]
-    return statistics.geometric_mean(ratios)
-
-
-def at_speed(perf: FittedModel, slowness: float) -> FittedModel:
-    """The same model on a machine whose passes all take that much longer."""
-    return msgspec.structs.replace(perf, deviations=tuple(slowness * each for each in perf.deviations or (1.0,)))
 
 
 def misordered(found: Sequence[Prediction]) -> list[str]:
