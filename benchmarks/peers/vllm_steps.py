@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -123,7 +124,8 @@ def answer(values: dict[str, object]) -> None:
 
 def main() -> None:
     engine = Engine(sys.argv[1])
-    answer({"ready": f"vllm {importlib.import_module('vllm').__version__}", "configuration": os.environ["LD_PRELOAD"]})
+    preloaded = " ".join(Path(each).name for each in os.environ["LD_PRELOAD"].split(":"))
+    answer({"ready": f"vllm {importlib.import_module('vllm').__version__}", "configuration": f"with {preloaded}"})
     for line in sys.stdin:
         answer(engine.measure(**json.loads(line)))
 
