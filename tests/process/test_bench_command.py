@@ -134,7 +134,7 @@ NOWHERE = "--url http://127.0.0.1:1 --out {folder}"
         (f"{NOWHERE} --workload chats:prompt=8", "it begins with synthetic:"),
         (
             f"{NOWHERE} --workload synthetic:prompt=8,output=2,rate=1,burst=2",
-            "no 'burst'; it knows prompt, output, rate",
+            "'burst=2' is no part of a synthetic workload; it knows prompt",
         ),
         (f"{NOWHERE} --trace sharegpt:x", "the formats are mooncake, azure, burstgpt"),
         (f"{NOWHERE} --trace azure:{{folder}}/none.csv", "can't be read: No such file or directory"),
