@@ -50,8 +50,8 @@ PASSES, PUSHES = "passes", "pushes"
 class ProfilePlan:
     model_dir: Path
     cpus: tuple[int, ...]
-    """Each computes the points on its own, at the same time as the others: so do the workers of a host, which share its memory
-    and its clock."""
+    """Each computes the points on its own, at the same time as the others: so do the workers of a host, which share its
+    memory and its clock."""
     provider: str
     max_prompt_tokens: int = 1024
     max_batch: int = 32
