@@ -94,7 +94,7 @@ def draw_goodput(book: Book, points: Sequence[Point]) -> None:
 def good_share(book: Book, records: Sequence[RunRecord], *, tpot_s: float) -> float:
     """Over all requests of the runs; one that failed is not good."""
     point = records[0].point
-    objective = book.slo.objective(book.reference.prefill_s[point.num_prompt_tokens])
+    objective = book.objective(point)
     found = [one for record in records for one in record.felt]
     limits = (objective.ttft_s, tpot_s, objective.stall_s)
     num_good = sum(

@@ -17,7 +17,7 @@ from pdserve.bench.experiment.book import Book, Reference, load, require_resumab
 from pdserve.bench.experiment.campaign import Campaign, expected_s, measure_prefill_s
 from pdserve.bench.experiment.effects import table
 from pdserve.bench.experiment.points import Point, Slo, points_named
-from pdserve.bench.experiment.schedule import planned_runs
+from pdserve.bench.experiment.schedule import Run, planned_runs
 from pdserve.bench.experiment.sending import send_load
 from pdserve.bench.provenance import this_machine
 from pdserve.errors import ConfigError, PdserveError
@@ -79,7 +79,7 @@ async def carry_out(arguments: argparse.Namespace, points: Sequence[Point]) -> N
         raise ConfigError("--seeds must be 1 or more, and --seconds and --minutes over 0")
     source = resolve_model(arguments.model)
     runs = planned_runs(points, num_seeds=arguments.seeds)
-    book = await begun(arguments, points, source, num_runs=len(runs))
+    book = await begun(arguments, points, source, runs)
     save(book, arguments.out)
     campaign = Campaign(
         model_dir=source.dir,
@@ -92,7 +92,9 @@ async def carry_out(arguments: argparse.Namespace, points: Sequence[Point]) -> N
     await campaign.carry_out(book, runs)
 
 
-async def begun(arguments: argparse.Namespace, points: Sequence[Point], source: ModelSource, *, num_runs: int) -> Book:
+async def begun(
+    arguments: argparse.Namespace, points: Sequence[Point], source: ModelSource, runs: Sequence[Run]
+) -> Book:
     """The book to go on with, or a new one; with the prefill time of every point."""
     fresh = Book(
         machine=this_machine(),
@@ -102,14 +104,11 @@ async def begun(arguments: argparse.Namespace, points: Sequence[Point], source: 
         slo=Slo(),
         reference=Reference(prefill_s={}),
     )
-    book = load(arguments.out) if arguments.resume and arguments.out.exists() else None
-    if book is not None:
-        require_resumable(book, fresh)
-        num_runs = len(book.missing(planned_runs(points, num_seeds=arguments.seeds)))
+    book = load(arguments.out) if arguments.resume and arguments.out.exists() else fresh
+    require_resumable(book, fresh)
+    num_runs = len(book.missing(runs))
     minutes = (REFERENCE_S + expected_s(num_runs, seconds=arguments.seconds)) / 60
     say(f"{num_runs} runs of {arguments.seconds:g} s: about {minutes:.0f} minutes")
-    if book is None:
-        book = fresh
     lengths = sorted({point.num_prompt_tokens for point in points} - set(book.reference.prefill_s))
     if not lengths:
         return book

@@ -82,26 +82,18 @@ async def measure(book: Book, points: Sequence[Point], *, num_seeds: int, out: P
 
 
 async def measure_run(book: Book, point: Point, seed: int, *, urls: tuple[str, str]) -> PeerRun:
-    prefill_s = book.reference.prefill_s[point.num_prompt_tokens]
-    workload = point.workload(prefill_s=prefill_s, seed=seed)
-    requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
+    requests = book.requests(point, seed=seed)
     gemms_before_s = await gemms_s(book.cpus)
     before = cpu_times()
     sent = await send_in_turn(urls, requests, seed)
     used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
-    conditions = Conditions(
-        steal_share=used.steal,
-        foreign_share=used.foreign,
-        own_share=used.own,
-        psi_cpu_share=used.psi,
-        gemms_s=(gemms_before_s, await gemms_s(book.cpus)),
-    )
+    conditions = Conditions.of(used, gemms_s=(gemms_before_s, await gemms_s(book.cpus)))
     return PeerRun(
         point=point.name,
         seed=seed,
         void=void_reason(conditions, reference_s=book.usual_gemm_s),
         conditions=conditions,
-        summary=summarise(sent, book.slo.objective(prefill_s)),
+        summary=summarise(sent, book.objective(point)),
     )
 
 

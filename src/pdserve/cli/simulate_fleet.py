@@ -130,6 +130,7 @@ def _plan(arguments: argparse.Namespace) -> FleetPlan:
     return FleetPlan(
         pools={role: replace(pool, num_workers=count) for role, count in _counts(arguments).items()},
         drafting=requested_drafting(arguments.speculate, seed=arguments.seed or 0),
+        seed=arguments.seed or 0,
     )
 
 

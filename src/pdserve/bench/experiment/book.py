@@ -15,6 +15,8 @@ from pdserve.bench.load.summary import is_complete, tpot_s, ttft_s, worst_gap_s
 from pdserve.bench.provenance import Machine
 from pdserve.errors import ConfigError
 from pdserve.percentile import percentile
+from pdserve.workload.objective import Objective
+from pdserve.workload.request import WorkloadRequest
 
 BOOK_VERSION = 1
 DECIMALS = 4
@@ -62,6 +64,15 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo
     reference: Reference
     records: tuple[RunRecord, ...] = ()
+
+    def requests(self, point: Point, *, seed: int) -> list[WorkloadRequest]:
+        """Of a run. Requires: the point's prefill was measured."""
+        workload = point.workload(prefill_s=self.reference.prefill_s[point.num_prompt_tokens], seed=seed)
+        return workload.requests(max(1, round(workload.rate_per_s * self.seconds)))
+
+    def objective(self, point: Point) -> Objective:
+        """Of the point's requests. Requires: as `requests`."""
+        return self.slo.objective(self.reference.prefill_s[point.num_prompt_tokens])
 
     @property
     def usual_gemm_s(self) -> tuple[float, ...]:

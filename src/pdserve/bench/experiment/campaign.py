@@ -75,21 +75,13 @@ class Campaign:
 
     async def _run(self, book: Book, run: Run, gemms_before_s: tuple[float, ...]) -> RunRecord:
         started = this_instant()
-        prefill_s = book.reference.prefill_s[run.point.num_prompt_tokens]
-        workload = run.point.workload(prefill_s=prefill_s, seed=run.seed)
-        requests = workload.requests(max(1, round(workload.rate_per_s * book.seconds)))
+        requests = book.requests(run.point, seed=run.seed)
         async with LocalDeployment(self._settings(book, run)) as deployment:
             await self.send(deployment.url, _warm_up(requests[0]), WARM_UP_SEED)
             before = cpu_times()
             sent = await self.send(deployment.url, requests, run.seed)
             used = shares(before, cpu_times(), num_cpus=book.machine.num_cpus)
-        conditions = Conditions(
-            steal_share=used.steal,
-            foreign_share=used.foreign,
-            own_share=used.own,
-            psi_cpu_share=used.psi,
-            gemms_s=(gemms_before_s, await gemms_s(book.cpus)),
-        )
+        conditions = Conditions.of(used, gemms_s=(gemms_before_s, await gemms_s(book.cpus)))
         return RunRecord(
             point=run.point,
             seed=run.seed,
@@ -97,7 +89,7 @@ class Campaign:
             started=started,
             commit=this_commit(),
             conditions=conditions,
-            summary=summarise(sent, book.slo.objective(prefill_s)),
+            summary=summarise(sent, book.objective(run.point)),
             felt=felt(sent),
         )
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdserve.bench.experiment.cpu_time import CpuShares
+
 MAX_DISTURBANCE = 0.10
 """Of the machine's CPU time, stolen by the hypervisor or used by processes that are not the experiment's."""
 
@@ -23,6 +25,16 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     judged: the experiment's own processes share cores (gateway and worker), so it is high on a quiet machine too."""
     gemms_s: tuple[tuple[float, ...], ...]
     """The calibration product's times, before the run and after it; each by core."""
+
+    @classmethod
+    def of(cls, used: CpuShares, *, gemms_s: tuple[tuple[float, ...], ...]) -> "Conditions":
+        return cls(
+            steal_share=used.steal,
+            foreign_share=used.foreign,
+            own_share=used.own,
+            psi_cpu_share=used.psi,
+            gemms_s=gemms_s,
+        )
 
 
 def void_reason(conditions: Conditions, *, reference_s: Sequence[float]) -> str | None:

@@ -45,9 +45,10 @@ class Prediction:
 def predictions(book: Book, points: Sequence[Point], perf: PerfModel) -> list[Prediction]:
     """For each point and arm with runs that count. Takes about a second for a minute of load."""
     found: list[Prediction] = []
+    counted = book.counted
     for point in points:
         for arm in Arm:
-            records = [record for run, record in book.counted.items() if (run.point, run.arm) == (point, arm)]
+            records = [record for run, record in counted.items() if (run.point, run.arm) == (point, arm)]
             if records:
                 prefill_s = book.reference.prefill_s[point.num_prompt_tokens]
                 results = [_simulated(record, perf, prefill_s=prefill_s) for record in records]
