@@ -79,7 +79,7 @@ async def carry_out(arguments: argparse.Namespace, points: Sequence[Point]) -> N
         raise ConfigError("--seeds must be 1 or more, and --seconds and --minutes over 0")
     source = resolve_model(arguments.model)
     runs = planned_runs(points, num_seeds=arguments.seeds)
-    book = await begun(arguments, points, source, runs)
+    book = await begun(arguments, source, runs)
     save(book, arguments.out)
     campaign = Campaign(
         model_dir=source.dir,
@@ -92,9 +92,7 @@ async def carry_out(arguments: argparse.Namespace, points: Sequence[Point]) -> N
     await campaign.carry_out(book, runs)
 
 
-async def begun(
-    arguments: argparse.Namespace, points: Sequence[Point], source: ModelSource, runs: Sequence[Run]
-) -> Book:
+async def begun(arguments: argparse.Namespace, source: ModelSource, runs: Sequence[Run]) -> Book:
     """The book to go on with, or a new one; with the prefill time of every point."""
     fresh = Book(
         machine=this_machine(),
@@ -109,7 +107,7 @@ async def begun(
     num_runs = len(book.missing(runs))
     minutes = (REFERENCE_S + expected_s(num_runs, seconds=arguments.seconds)) / 60
     say(f"{num_runs} runs of {arguments.seconds:g} s: about {minutes:.0f} minutes")
-    lengths = sorted({point.num_prompt_tokens for point in points} - set(book.reference.prefill_s))
+    lengths = sorted({run.point.num_prompt_tokens for run in runs} - set(book.reference.prefill_s))
     if not lengths:
         return book
     say(f"measuring prefills of {', '.join(map(str, lengths))} tokens")
